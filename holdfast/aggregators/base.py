@@ -1,5 +1,5 @@
-"""What an aggregator is: a rule that turns the clients' updates [n, d] into one, and says what weight each
-client had in it."""
+"""The base class of aggregators: rules that turn the clients' updates [n, d] into one, and return the weight
+that each client had in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.core.types import State
 
 @dataclass(frozen=True)
 class AggregationContext(Guarded):
-    """What a rule may know beside the updates. Nothing here tells who is malicious."""
+    """What a rule may know beside the updates. Nothing here shows which clients are malicious."""
 
     ids: Tensor
     received: Tensor
@@ -34,7 +34,7 @@ class AggregationContext(Guarded):
     root: Tensor | None = None
     """The update of the server's own data, for rules that declare needs = {"root"}."""
     refused: Mapping[int, str] = field(default_factory=dict)
-    """Who answered something that screening did not let pass, and why."""
+    """Clients whose replies screening refused, and why."""
 
 
 class Reduced(NamedTuple):
@@ -50,7 +50,7 @@ class Reduced(NamedTuple):
 
 
 class Aggregator(Part):
-    """A rule on [n, d]; any n from 1 upwards (the server keeps its model when nobody answered)."""
+    """A rule on [n, d]; any n from 1 upwards (the server keeps its model when no client answered)."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
     uses_priors: ClassVar[bool] = True
@@ -58,12 +58,12 @@ class Aggregator(Part):
     coordinatewise: ClassVar[bool] = False
     """Whether every coordinate of the aggregate depends on that coordinate of the updates only."""
     condition: ClassVar[str] = "n >= 1"
-    """When the rule's promise holds, for n clients of whom f are malicious, in words; `least` is the same as
+    """When the rule's guarantee holds, for n clients of which f are malicious, in words; `least` gives it as
     a number."""
     keeps: ClassVar[frozenset[str]] = frozenset()
-    """What is promised with default settings. shift: adding a vector to all updates adds it to the aggregate.
-    scale: multiplying all updates multiplies the aggregate. hull: f clients, however far out, move no
-    coordinate beyond what honest clients sent."""
+    """What the rule guarantees with default settings. shift: adding a vector to all updates adds it to the
+    aggregate. scale: multiplying all updates multiplies the aggregate. hull: f clients, however far out, move
+    no coordinate beyond what honest clients sent."""
     weights: Literal["samples", "uniform"] = setting(
         "samples", "weights before the rule: each client's share of samples, or equal ones"
     )
@@ -73,10 +73,10 @@ class Aggregator(Part):
         return {}
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        raise TypeError(f"{type(self).__name__} does not say how it aggregates")
+        raise TypeError(f"{type(self).__name__} does not define how it aggregates")
 
     def least(self, f: int) -> int:
-        """The fewest clients of whom f may be malicious."""
+        """The fewest clients of which f may be malicious."""
         return 1
 
     def enough(self, n: int) -> bool:
@@ -103,8 +103,7 @@ class Aggregator(Part):
         return self
 
     def idle(self) -> bool:
-        """Whether it leaves out as many as f says and no f is set: then it would quietly be the plain
-        mean."""
+        """Whether it leaves out f clients and no f is set: then it would be the plain mean without notice."""
         return False
 
     def assumed(self, n: int) -> int:
@@ -136,4 +135,4 @@ class Wrapper(Part):
     """Maps an aggregator to an aggregator."""
 
     def __call__(self, inner: Aggregator) -> Aggregator:
-        raise TypeError(f"{type(self).__name__} does not say how it wraps")
+        raise TypeError(f"{type(self).__name__} does not define how it wraps")

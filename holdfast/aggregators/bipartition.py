@@ -1,5 +1,5 @@
 """Updates cut in two by their directions: the step of clustered federated learning, as a defence and as a way
-to tell groups apart.
+to separate groups.
 
 Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization under
 Privacy Constraints, IEEE TNNLS 2020."""
@@ -14,7 +14,7 @@ from holdfast.aggregators.ordered import by_id
 
 
 def at_odds(x: Tensor, w: Tensor, mean_below: float | None, max_above: float | None) -> bool:
-    """Whether clients pull in different directions: together they hardly move, but some would like to."""
+    """Whether clients pull in different directions: the mean update is short, but some updates are long."""
     if mean_below is not None and bool(norms((w @ x)[None]) >= mean_below):
         return False
     return max_above is None or bool(norms(x).max() > max_above)
@@ -22,7 +22,7 @@ def at_odds(x: Tensor, w: Tensor, mean_below: float | None, max_above: float | N
 
 def bipartition(x: Tensor, ids: Tensor, complete: bool = False) -> Tensor:
     """bool[n], one of the two parts: the cut makes the largest cosine across it as small as it can be, which
-    is what single linkage does. Of equal cuts the ids decide, not who answered first."""
+    is what single linkage does. Ties between cuts are broken by the ids, not by the order of replies."""
     order = by_id(ids, x)
     part = two_parts((1 - cosines(x))[order][:, order], complete)
     return torch.empty_like(part).index_copy_(0, order, part)
@@ -38,8 +38,8 @@ def two_parts(apart: Tensor, complete: bool) -> Tensor:
 
 
 def _single(far: Tensor) -> Tensor:
-    """Everybody joins its nearest group. Of all groups on the way, the one whose nearest is farthest off is a
-    side of the best cut: nothing joins it before the last step. Of equal ones the last, so that the lowest
+    """Each group joins its nearest group. Of all groups on the way, the one whose nearest is farthest off is
+    a side of the best cut: nothing joins it before the last step. Of equal ones the last, so that the lowest
     ids stay together."""
     group, widest = torch.arange(len(far), device=far.device), far.new_tensor([-1.0])
     part = group < 0

@@ -27,8 +27,8 @@ class Bulyan(Aggregator):
     """n - 2f updates are chosen by repeated Krum; every coordinate is the mean of the n - 4f of their values
     nearest to their median.
 
-    Against attackers who hide a large lie in few coordinates of an update that is otherwise close, which Krum
-    alone lets through. The weight returned is each client's share of the values that were averaged."""
+    Meant for attackers that change few coordinates of an otherwise close update by much, which Krum alone
+    accepts. The weight returned is each client's share of the values that were averaged."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": (

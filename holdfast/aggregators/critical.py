@@ -5,7 +5,6 @@ The importance of an entry is |change * value| (Eq. 4). A model's critical sets 
 and of least importance; two models agree as far as these sets overlap and rank what they have in common alike
 (Eq. 5). Sets are a hundredth of the model, so everything after their selection is cheap beside it: models are
 looked at one by one, and no second copy of them is ever made.
-
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from holdfast.core.flat import Layout
 Array = np.ndarray[Any, Any]
 Correlation = Literal["spearman", "pearson"]
 _SAMPLE = 64
-"""One entry in so many tells about where the k-th lies; only entries beyond that are looked at twice."""
+"""One entry in so many is sampled to estimate where the k-th lies; only entries beyond that are examined
+twice."""
 _ENTRIES = 1 << 18
 """How many entries of critical sets are compared at once: enough to make Python's share small, few enough for
 a processor's cache."""
@@ -52,10 +52,8 @@ def importance(
     out: Tensor | None = None,
 ) -> Tensor:
     """|change * value| (Eq. 4) of the columns in question. `row` plus `to_model` is the model, `row` plus
-    `to_change` its change (none:
-    nothing is to be added), so that whoever has updates and whoever has models need no copy of all of them.
-
-
+    `to_change` its change (none: nothing is to be added), so that neither a caller with updates nor one with
+    models needs a copy of all of them.
     """
     if out is None:
         out = row.new_empty(sum(span.stop - span.start for span in spans))
@@ -146,13 +144,13 @@ def critical_sets(importances: Iterable[Tensor], k: int, nonzero: bool = False) 
 
 def agreement(sets: Sets, correlation: Correlation, undefined: float) -> Tensor:
     """[n, n] in float64: the Jaccard similarity of every two sets plus their normalised correlation (rho + 1)
-    / 2 on what they have in common. `undefined` stands for the latter where fewer than two entries are
-    common, or a side finds all of them equally important."""
+    / 2 on what they have in common. `undefined` replaces the latter where fewer than two entries are common,
+    or a side finds all of them equally important."""
     n, entry = len(sets), _renumbered(sets.entry)
     found = np.full((n, n), 2.0)
     place = np.full(
         int(entry.max(initial=-1)) + 1, -1, dtype=np.int32
-    )  # where in the set of i an entry stands
+    )  # the place of an entry in the set of i
     for i in range(n - 1):
         mine = entry[sets.start[i] : sets.start[i + 1]]
         place[mine] = np.arange(len(mine), dtype=np.int32)
@@ -189,8 +187,8 @@ def _with_others(
     correlation: Correlation,
     undefined: float,
 ) -> Array:
-    """Set i against the sets first .. last - 1, all pairs at once: what a pair has in common stands in the
-    other set's order, pair after pair."""
+    """Set i against the sets first .. last - 1, all pairs at once: what a pair has in common is in the other
+    set's order, pair after pair."""
     low, high = sets.start[first], sets.start[last]
     at = place.take(entry[low:high])
     both = np.flatnonzero(at >= 0)
@@ -214,8 +212,8 @@ def _with_others(
 
 
 def _places(sets: Sets, both: Array) -> Array:
-    """The common entries stand in order: their places are their ranks, but tied ones, which stand together,
-    share the mean of theirs."""
+    """The common entries are in order: their places are their ranks, and tied ones, which are adjacent, share
+    the mean of theirs."""
     rank = np.arange(len(both), dtype=np.float64)
     tied = np.flatnonzero(sets.tied.take(both))
     if len(tied):
@@ -227,8 +225,8 @@ def _places(sets: Sets, both: Array) -> Array:
 
 
 def _places_in(sets: Sets, i: int, at: Array, count: Array) -> Array:
-    """The same for set i, in whose order the common entries do not stand: they are at its places `at`. A
-    running count over a table of all its places, one row for each pair, ranks them without sorting."""
+    """The same for set i, in whose order the common entries are not: they are at its places `at`. A running
+    count over a table of all its places, one row for each pair, ranks them without sorting."""
     low, size = sets.start[i], sets.start[i + 1] - sets.start[i]
     row = np.repeat(np.arange(len(count)) * size, count)
     key = row + at

@@ -1,5 +1,5 @@
-"""Divide-and-conquer: leave out who stands out most along the direction of largest spread (Shejwalkar and
-Houmansadr, NDSS 2021)."""
+"""Divide-and-conquer: leaves out the updates that deviate most along the direction of largest spread
+(Shejwalkar and Houmansadr, NDSS 2021)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ PAPER = (
 
 @register("aggregator", "dnc", paper=PAPER)
 class DnC(Aggregator):
-    """The mean without the c f updates that stand out most along the first principal direction, in any of
-    several looks.
+    """The mean without the c f updates that deviate most along the first principal direction, in any of
+    several passes.
 
-    Each look is at a random subset of the coordinates; who is left out once stays out. Assumes that what
-    attackers have in common is the largest spread there is. Where nobody is left the median is the fallback.
-    The weights returned are equal ones on the updates that were averaged."""
+    Each pass uses a random subset of the coordinates; an update that is left out once stays out. Assumes that
+    what attackers have in common is the largest spread there is. Where no update is left, the median is the
+    fallback. The weights returned are equal ones on the updates that were averaged."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": (
-            "leaves out who stands out along the first principal direction of random coordinates"
+            "leaves out updates that deviate along the first principal direction of random coordinates"
         ),
         "weights returned": "equal, on those averaged",
         "variants and options": "`iterations`, `coordinates`, `c`",
@@ -40,8 +40,8 @@ class DnC(Aggregator):
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f and n > c f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    iterations: int = setting(5, "subsets of coordinates that are looked at", ge=1)
-    coordinates: int = setting(10_000, "how many coordinates a subset has at most", ge=1)
+    iterations: int = setting(5, "number of subsets of coordinates", ge=1)
+    coordinates: int = setting(10_000, "most coordinates in a subset", ge=1)
     c: float = setting(1.0, "updates left out for each assumed attacker", gt=0)
 
     def least(self, f: int) -> int:
@@ -65,10 +65,10 @@ class DnC(Aggregator):
             )
             scores = _standing_out(
                 x[order[:, None], some].double()
-            )  # in the order of ids: equal updates stay equal whoever answers first
+            )  # in the order of ids: equal updates stay equal in any order of replies
             good &= torch.zeros_like(good).index_fill_(0, order[scores.argsort(stable=True)[:keep]], True)
             if d <= self.coordinates:
-                break  # the next look would be at the same coordinates
+                break  # the next pass would use the same coordinates
         if not bool(good.any()):
             return self.fall_back(x, state, ctx)
         weights = equal_weights(good.nonzero().flatten(), x)

@@ -1,5 +1,5 @@
-"""FedCPA: who disagrees with the others about which parameters matter loses weight (Han et al., ICCV 2023,
-Algorithm 1)."""
+"""FedCPA: a client that disagrees with the others about which parameters matter loses weight (Han et al.,
+ICCV 2023, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class FedCPA(Scoring, Aggregator):
     """Updates count by how far a client's most and least important parameters are those of the others, and of
     the model's last change.
 
-    Sample counts are ignored. The scores are scaled by the cohort's own extremes, so in every round somebody
-    counts for nothing and somebody in full, attackers or not, and the sum is divided by how many count at all
-    (Eq. 9): an update of partly trusted clients is a shorter one, and BatchNorm's statistics move by the same
-    share. In the first round there is no last change, and clients are compared with each other only, unless
-    `literal`. Fewer than three usable updates, or scores that are all equal, are averaged as they are, and
-    the round counts as a fallback; a majority of attackers is the normal case to it. The weights returned are
+    Sample counts are ignored. The scores are scaled by the cohort's own extremes, so in every round one
+    client has weight 0 and one has full weight, attackers or not, and the sum is divided by how many count at
+    all (Eq. 9): an update of partly trusted clients is a shorter one, and BatchNorm's statistics move by the
+    same share. In the first round there is no last change, and clients are compared with each other only,
+    unless `literal`. Fewer than three usable updates, or scores that are all equal, are averaged as they are,
+    and the round counts as a fallback; it takes a majority of attackers for normal. The weights returned are
     lambda over the number of clients that have any."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": (
-            "who has other most and least important parameters than the others, and than the model's "
-            "last change, loses weight"
+            "clients lose weight whose most and least important parameters differ from those of the"
+            " others and of the model's last change"
         ),
         "weights returned": "lambda over the number of clients with any",
         "variants and options": (

@@ -22,10 +22,10 @@ class FLTrust(Aggregator):
     """Updates are brought to the length of the server's own one and averaged by trust: the cosine to it,
     where that is positive.
 
-    Needs data.root, a small clean set the server trains on like a client; any number of attackers is allowed
-    for, as long as that set resembles the clients' data. Nobody trusted: a zero update; the server's own
-    update refused: the median, as a fallback. `variant = "authors"` brings only the first tensor to length,
-    as FedCAP's code does. The weights returned are the shares of trust."""
+    Needs data.root, a small clean set the server trains on like a client; any number of attackers is
+    tolerated, as long as that set resembles the clients' data. If no client is trusted, the update is zero;
+    if the server's own update is refused, the median is the fallback. `variant = "authors"` brings only the
+    first tensor to length, as FedCAP's code does. The weights returned are the shares of trust."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": "updates brought to the root update's length, averaged by their cosine to it",

@@ -1,5 +1,5 @@
-"""FoolsGold: clients that keep saying the same as another one lose their weight (Fung et al., RAID 2020,
-Algorithm 1)."""
+"""FoolsGold: clients whose updates keep resembling those of another client lose their weight (Fung et al.,
+RAID 2020, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PAPER = "Fung, Yoon and Beschastnikh, The Limitations of Federated Learning in S
 
 @register("aggregator", "foolsgold", paper=PAPER)
 class FoolsGold(Aggregator):
-    """Weights fall with the largest cosine to another client's accumulated updates; honest clients are
-    pardoned for resembling a copy.
+    """Weights fall with the largest cosine to another client's accumulated updates; honest clients are not
+    punished for resembling a copy.
 
     Assumes that honest clients differ from each other more than the attackers do; it does not look at
     lengths, and a single attacker passes. The memory is one vector for every client seen so far, so it grows
     to clients x parameters and is saved with the run; without `memory` (FedCPA) only this round's updates are
-    compared. Where all are alike nobody stands out, and the mean of all is the fallback. The weights returned
-    are FoolsGold's, as shares."""
+    compared. Where all are alike, the mean of all is the fallback. The weights returned are FoolsGold's, as
+    shares."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
-        "what it does": "who resembles another client loses weight",
+        "what it does": "a client that resembles another one loses weight",
         "weights returned": "FoolsGold's, as shares",
         "variants and options": (
             "`memory = false`: this round only (FedCPA's code); `divide_by = \"nothing\"`: the paper's "
@@ -40,12 +40,12 @@ class FoolsGold(Aggregator):
     uses_priors: ClassVar[bool] = False
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     memory: bool = setting(
-        True, "compare what clients sent so far in all; false: in this round only (FedCPA)"
+        True, "compare the sums of all updates so far; false: those of this round only (FedCPA)"
     )
     divide_by: Literal["weights", "nothing", "kept"] = setting(
         "weights",
-        "the weighted sum is divided by the sum of weights, by nothing (the paper's), or by how many keep"
-        " some (FedCPA)",
+        "divisor of the weighted sum: the sum of weights, nothing (the paper), or the number of clients"
+        " with any weight (FedCPA)",
     )
 
     def remembers(self) -> str:
@@ -74,7 +74,7 @@ def weights_of(alike: Tensor, rounding: float = 1e-9) -> Tensor:
     mine, other = most[:, None], most[None, :]
     alike = torch.where(
         mine < other, alike * mine / other, alike
-    )  # pardoning: less alike to one who is alike to many
+    )  # pardoning: less alike to a client that is alike to many
     weights = (1 - alike.amax(dim=1)).clamp_(0, 1)
     weights = torch.where(
         weights > rounding, weights, 0

@@ -1,12 +1,11 @@
-"""How the rows of [n, d] lie to each other: products, squared distances and cosines, all [n, n] in float64,
-from one matrix product.
+"""Geometry of the rows of [n, d]: products, squared distances and cosines, all [n, n] in float64, from one
+matrix product.
 
 The product |a|^2 + |b|^2 - 2ab loses digits only where two rows are much closer to each other than to zero.
 Updates of real rounds are not, so the plain product is the fast path; where it is too coarse for most pairs
 (a large part in common), the rows are looked at a second time, in float64 and seen from their middle. A row
-so long that its square overflows is infinitely far from everybody else, and what it does to its own distances
-it does to no others: nobody's distance depends on a third row.
-
+so long that its square overflows is infinitely far from all others, and affects only its own distances: no
+distance depends on a third row.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def blocks(x: Tensor, times: int = 1) -> Iterator[slice]:
 
 
 def gram(x: Tensor) -> Tensor:
-    """All products of rows; what overflows is infinite or no number."""
+    """All products of rows; what overflows is infinite or NaN."""
     return _both_ways(_products(x, x))
 
 
@@ -154,5 +153,6 @@ def _from_the_middle(x: Tensor, squares: Tensor) -> Tensor:
 
 
 def _both_ways(products: Tensor) -> Tensor:
-    """A library may round ab and ba differently; who is nearest to whom must not depend on it."""
+    """Make it symmetric: a library may round ab and ba differently, and which rows are nearest must not
+    depend on it."""
     return (products + products.T) / 2

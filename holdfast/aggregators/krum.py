@@ -24,8 +24,8 @@ PAPER = (
 class Krum(Aggregator):
     """The update with the smallest sum of squared distances to its n - f - 2 nearest others.
 
-    Assumes that honest updates lie near each other: with heterogeneous clients the one that is taken speaks
-    for few of them. Equal scores: the lowest id. The weight returned is 1 for the update that was taken."""
+    Assumes that honest updates lie near each other: with heterogeneous clients the chosen update represents
+    few of them. Equal scores: the lowest id. The weight returned is 1 for the update that was taken."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": "the update with the smallest sum of squared distances to its n - f - 2 nearest",
@@ -56,8 +56,8 @@ def one_by_one(far: Tensor, f: int, m: int, ids: Tensor) -> Tensor:
     made again.
 
     With one row fewer, one neighbour fewer counts. So everyone's neighbours lose one at each choice and gain
-    none: the winner where it is among them, else the farthest. They are linked by distance, from a place for
-    nobody after the last and around to it; and their distances are summed in runs of 32, of which a choice
+    none: the winner where it is among them, else the farthest. They are linked by distance, from an empty
+    place after the last and around to it; and their distances are summed in runs of 32, of which a choice
     changes one, never by taking off what a sum had: 1e30 + 1 - 1e30 is 0."""
     n, order, most = len(far), by_id(ids, far), torch.finfo(far.dtype).max
     far = far.clamp(max=most)[order][:, order].fill_diagonal_(torch.inf)

@@ -23,9 +23,9 @@ class NormBound(Aggregator):
     longest were (keep-smallest).
 
     The bound is a length, or a multiple of the cohort's median length, which holds while n > 2f. Limits how
-    far attackers get in a round, not where to: short lies pass. FedCPA's code keeps the smallest by the
-    length of the whole model (`of = "model"`). The weights returned are the incoming ones as they took part:
-    shortened by clipping, shared out again after dropping."""
+    far attackers move the model in a round, but not the direction: short malicious updates pass. FedCPA's
+    code keeps the smallest by the length of the whole model (`of = "model"`). The weights returned are the
+    incoming ones as they took part: shortened by clipping, shared out again after dropping."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": "weighted mean after long updates are shortened",
@@ -38,16 +38,16 @@ class NormBound(Aggregator):
     }
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     mode: Literal["clip", "drop", "keep-smallest"] = setting("clip", "what happens to long updates")
-    bound: float | None = setting(None, "the longest an update may be; none: relative to the median", gt=0)
-    relative: float = setting(1.0, "times the median length, where no bound is set", gt=0)
-    of: Literal["update", "model"] = setting("update", "whose length keep-smallest compares")
+    bound: float | None = setting(None, "largest length of an update; none: relative to the median", gt=0)
+    relative: float = setting(1.0, "bound in median lengths, where no bound is set", gt=0)
+    of: Literal["update", "model"] = setting("update", "what keep-smallest measures: updates or whole models")
 
     @property
     def condition(self) -> str:  # type: ignore[override]
         return "n > 2f" if self.by_median() else "n > f"
 
     def by_median(self) -> bool:
-        """Whether what counts as long is told by the cohort, of which more than half must then be honest."""
+        """Whether the bound follows from the cohort, of which more than half must then be honest."""
         return self.mode != "keep-smallest" and self.bound is None
 
     def least(self, f: int) -> int:
@@ -76,7 +76,7 @@ class NormBound(Aggregator):
 
 
 def _shared_out(x: Tensor, kept: Tensor, state: State) -> Reduced:
-    """With everyone dropped the model stays as it was."""
+    """Where all clients are dropped, the model stays as it was."""
     total = kept.sum()
     weights = kept / total if bool(total > 0) else torch.zeros_like(kept)
     return Reduced(weights @ x, weights, state)

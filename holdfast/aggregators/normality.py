@@ -23,7 +23,7 @@ PAPER = "Han et al., Towards Attack-Tolerant Federated Learning via Critical Par
 class Models:
     """The models of a round without a copy of them: row i plus `to_model` is client i's model, row i plus
     `to_change` its change against `reference`; none: nothing is to be added. Rows are asked for in the order
-    of ids, so that who answered first does not matter."""
+    of ids, so that the order of replies does not matter."""
 
     rows: Tensor
     ids: Tensor
@@ -40,7 +40,7 @@ class Models:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each client: whether its numbers are finite, the normality (Eq. 7; not a number where there is
+    """For each client: whether its numbers are finite, the normality (Eq. 7; not a number where there is
     none), the weight lambda (Eq. 8); whether weights mean anything (if not, all usable clients have 1), and
     what the next round has to remember."""
 
@@ -61,9 +61,7 @@ class Scoring(Part):
     k: float = setting(
         0.01, "share of the parameters in each critical set; never less than one parameter", gt=0, le=0.5
     )
-    min_dims: int = setting(
-        2, "tensors with fewer dimensions (biases, norms) are not looked at; 0: all are", ge=0
-    )
+    min_dims: int = setting(2, "ignore tensors with fewer dimensions (biases, norms); 0: use all", ge=0)
     topk: bool = setting(True, "compare the most important parameters")
     bottomk: bool = setting(True, "compare the least important parameters")
     global_: bool = setting(True, "compare with the last change of the global model")
@@ -77,7 +75,9 @@ class Scoring(Part):
     nonzero: bool = setting(
         False, "parameters without any importance belong to no set; false: ties are broken by their index"
     )
-    tolerance: float = setting(1e-9, "scores no further apart count as equal: then nobody is filtered", ge=0)
+    tolerance: float = setting(
+        1e-9, "scores no further apart count as equal: then no client is filtered", ge=0
+    )
     literal: bool = setting(
         False,
         "the code's first round: changes are against the mean of the clients' models, not the model sent",
@@ -89,7 +89,7 @@ class Scoring(Part):
             raise ValueError("topk and bottomk are both false, so nothing would be compared; switch one on")
         if not (self.global_ or self.local):
             raise ValueError(
-                "global_ and local are both false, so there would be nobody to compare with; switch one on"
+                "global_ and local are both false, so there would be nothing to compare with; switch one on"
             )
         return self
 
@@ -160,7 +160,7 @@ class Scoring(Part):
 
 def weights_of(normality: Tensor, usable: Tensor, tolerance: float) -> tuple[Tensor, bool]:
     """Eq. 8: scores scaled to [0, 1] by the cohort's least and greatest, through the logit, clipped; and
-    whether they tell anybody apart: if not, all usable clients have weight 1."""
+    whether they separate any clients: if not, all usable clients have weight 1."""
     scored = normality[~normality.isnan()]
     if not len(scored) or not bool(scored.amax() - scored.amin() > tolerance):
         return usable.double(), False

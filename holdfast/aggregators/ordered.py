@@ -9,20 +9,20 @@ from torch import Tensor
 from holdfast.aggregators.geometry import blocks
 
 _FEW = 32
-"""So many values PyTorch sorts on a GPU with a kernel made for few, but only if equal ones may come in any
-order."""
+"""Up to so many values PyTorch sorts on a GPU with a kernel for short rows, but only if equal ones may come
+in any order."""
 
 
 def by_id(ids: Tensor, x: Tensor) -> Tensor:
-    """The rows of x in the order of their ids, so that a tie is won by the lowest id and not by who answered
-    first."""
+    """The rows of x in the order of their ids, so that a tie goes to the lowest id, not to the first
+    reply."""
     return ids.to(x.device).argsort()
 
 
 def columns_in_order(x: Tensor, order: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """For a block of coordinates: their values [coordinates, n] ascending, and whose they are as places in
-    `order`; equal values in that order. Whoever hands both on to a function, and keeps nothing, holds one
-    block at a time."""
+    """For a block of coordinates: their values [coordinates, n] ascending, and the clients they come from as
+    places in `order`; equal values in that order. A caller that keeps nothing of them holds one block at a
+    time."""
     part = x[:, columns].T.index_select(1, order) if x.is_cuda else x[:, columns][order].T.contiguous()
     return sort(part, quick=x.is_cuda and len(order) <= _FEW)
 

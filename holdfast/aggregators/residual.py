@@ -1,5 +1,5 @@
-"""Residual-based reweighting: in each coordinate a line through the ordered values tells who is off (Fu et
-al., 2019)."""
+"""Residual-based reweighting: in each coordinate a line through the ordered values shows which values are off
+(Fu et al., 2019)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Residual(Aggregator):
     Per coordinate: the slope is the median of the medians of pairwise slopes; residuals r over tau = 1.4826
     (1 + 5 / (n - 1)) median |r| and over sqrt(1 - leverage) give the confidence min(1, lambda sqrt(2 / n) /
     |e|). A client's weight is the square of its confidences' sum, where coordinates on which clients differ
-    more count more. Assumes that honest values lie about evenly spread. Everyone fully trusted everywhere:
-    equal weights. `variant = "authors"` leaves the smallest |r| out of the median, as both codes do. Work
-    grows with n^2 d, so coordinates are taken in blocks."""
+    more count more. Assumes that honest values lie about evenly spread. Where all clients have full
+    confidence everywhere, weights are equal. `variant = "authors"` leaves the smallest |r| out of the median,
+    as both codes do. Work grows with n^2 d, so coordinates are taken in blocks."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": ("distance to a line through the ordered values of each coordinate costs confidence"),
@@ -45,7 +45,7 @@ class Residual(Aggregator):
     variant: Literal["paper", "authors"] = setting(
         "paper", "paper: tau from all residuals; authors: without the smallest"
     )
-    strictness: float = setting(2.0, "lambda: smaller trusts less", gt=0)
+    strictness: float = setting(2.0, "lambda: a smaller one gives less confidence", gt=0)
     threshold: float = setting(
         0.05, "delta: values with less confidence are replaced by the line's", ge=0, lt=1
     )
@@ -68,7 +68,7 @@ class Residual(Aggregator):
                 torch.empty_like(values).scatter_(1, places, values).T
             )  # rows in the order of ids
             trust += torch.empty_like(counts).scatter_(1, places, counts).double().sum(dim=0)
-        weights = (trust / trust.max()).nan_to_num_(nan=1.0).square_()  # nobody differs anywhere: 0 / 0
+        weights = (trust / trust.max()).nan_to_num_(nan=1.0).square_()  # no client differs anywhere: 0 / 0
         weights = (weights / weights.sum()).to(x.dtype)
         return Reduced(weights @ corrected, torch.empty_like(weights).index_copy_(0, order, weights), state)
 
@@ -80,7 +80,7 @@ class Residual(Aggregator):
         slopes = (y[:, :, None] - y[:, None, :]).div_(steps)
         slopes.diagonal(dim1=1, dim2=2).fill_(
             torch.inf
-        )  # nobody has a slope to himself: last, and not counted
+        )  # a client has no slope to itself: last, and not counted
         slope = _median(_ascending(_median(_ascending(slopes), n - 1)), n)
         line = (_median(y, n) - slope * ((n - 1) / 2))[:, None] + slope[:, None] * rank
         residual = (y - line).abs()

@@ -23,7 +23,7 @@ PAPER = (
 @register("aggregator", "rfa", paper=PAPER)
 class RFA(Aggregator):
     """The point with the smallest weighted sum of distances to all updates: less than half of the weight
-    cannot carry it away.
+    cannot move it arbitrarily far.
 
     From the weighted mean on, each update counts by its weight over its distance to the point before, until
     no distance changes. The weights returned are those of the last step; layer by layer (FedCAP's code) their
@@ -39,8 +39,8 @@ class RFA(Aggregator):
     }
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    smoothing: float = setting(1e-6, "distances count as no smaller than this", gt=0)
-    iterations: int = setting(100, "at most so many steps", ge=1)
+    smoothing: float = setting(1e-6, "smallest distance that is used", gt=0)
+    iterations: int = setting(100, "largest number of steps", ge=1)
     tolerance: float = setting(1e-6, "stop when no distance changes by more than this share", ge=0)
     per_layer: bool = setting(
         False, "one geometric median for each tensor instead of one for the whole update"
@@ -61,9 +61,9 @@ class RFA(Aggregator):
         return Reduced(value, weights, state)
 
     def middle(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Most often a few steps are enough. Where they are not, how the updates lie to each other is looked
-        at, which takes as long as a few steps and says how far each of them is from every point between them;
-        where that is too coarse, it is looked at anew."""
+        """Most often a few steps are enough. Where they are not, the products of all updates are computed,
+        which takes as long as a few steps and gives the distance of each from every point between them; where
+        that is too coarse, they are computed again."""
         weights = w / w.sum()
         far = norms(x, weights.to(x.dtype) @ x).clamp_(min=self.smoothing)
         patience = 4 + len(x) // 25

@@ -19,8 +19,7 @@ from holdfast.core.types import State
 
 @register("aggregator", "trimmed-mean", paper=PAPER)
 class TrimmedMean(Aggregator):
-    """The mean of every coordinate without its q largest and q smallest values; q = f unless `trim` says
-    otherwise.
+    """The mean of every coordinate without its q largest and q smallest values; q = f unless `trim` is set.
 
     With q < f, attackers who all pull to one side are not all cut off: FedCAP's q is half of f (`trim = 0.15`
     beside `f = 0.3`), FedCPA's is `trim = 1` of 10. The weight returned is each client's share of the values

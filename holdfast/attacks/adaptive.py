@@ -1,5 +1,5 @@
-"""An attacker that knows FedCAP's rule: as long as its norm test allows, as aligned as its weights ask
-for."""
+"""An attack that knows FedCAP's rule: its update is as long as the norm test allows, and aligned enough to
+get weight."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from holdfast.core.types import Schema, Uplink
 
 @register("attack", "adaptive")
 class Adaptive(Attack):
-    """Sends the longest harmful update that FedCAP's norm test lets pass.
+    """Sends the longest harmful update that FedCAP's norm test accepts.
 
     It points where benign updates differ most, and is turned towards their mean just enough to be given
-    weight. FedCAP bans whoever is longer than T_norm and weighs the others by the softmax of their cosines;
-    the paper leaves open what an attacker makes of knowing that. This is a simple answer. With m the unit
-    mean of the benign updates and h the unit vector of minus their spread, made orthogonal to m, it sends (1
-    - margin) * t_norm * (align * m + sqrt(1 - align^2) * h): the largest length that is not banned, nearly
-    all of it off course, with a cosine of `align` to the mean. Where the server calibrates against another
-    model than the client was sent, lengths change a little: that is what the margin is for."""
+    weight. FedCAP bans updates longer than T_norm and weighs the others by the softmax of their cosines; the
+    paper leaves open how an attacker could use that. This is a simple answer. With m the unit mean of the
+    benign updates and h the unit vector of minus their spread, made orthogonal to m, it sends (1 - margin) *
+    t_norm * (align * m + sqrt(1 - align^2) * h): the largest length that is not banned, nearly all of it
+    harmful, with a cosine of `align` to the mean. Where the server calibrates against another model than the
+    client was sent, lengths change a little: that is what the margin is for."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
-        "what an attacker does": "sends the longest harmful update that FedCAP's norm test lets pass",
+        "what an attacker does": "sends the longest harmful update that FedCAP's norm test accepts",
         "settings, with their defaults": "`t_norm = 10`, `margin = 0.05`, `align = 0.3`",
     }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "defence"
-    knows: Knowledge = setting("defence", "it knows everyone's updates and the rule")
-    t_norm: float = setting(10.0, "the length above which the defence bans", gt=0)
-    margin: float = setting(0.05, "how far below it stays, as a share", ge=0, lt=1)
+    knows: Knowledge = setting("defence", "defence only: it uses everyone's updates and the rule")
+    t_norm: float = setting(10.0, "length above which the defence bans", gt=0)
+    margin: float = setting(0.05, "distance below that length, as a share of it", ge=0, lt=1)
     align: float = setting(0.3, "cosine with the mean of the benign updates", ge=-1, le=1)
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
@@ -49,7 +49,9 @@ class Adaptive(Attack):
         mean = _unit(benign.mean(0).double())
         spread = deviation(benign).double() if len(benign) > 1 else torch.zeros_like(mean)
         harm = _across(-_unit(spread), mean)
-        if float(harm.norm()) < 1e-6:  # nothing differs, or only along the mean: any way off course will do
+        if (
+            float(harm.norm()) < 1e-6
+        ):  # nothing differs, or only along the mean: any direction across it is harmful
             harm = _across(_unit(key.normal(len(mean), dtype=torch.float64)), mean)
         direction = self.align * mean + math.sqrt(1 - self.align**2) * _unit(harm)
         return ((1 - self.margin) * self.t_norm * direction).to(benign.dtype)
@@ -60,5 +62,5 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _across(x: Tensor, axis: Tensor) -> Tensor:
-    """What of x is orthogonal to the axis."""
+    """The part of x that is orthogonal to the axis."""
     return x - (x @ axis) * axis

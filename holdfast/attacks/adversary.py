@@ -1,6 +1,5 @@
-"""Who is malicious in an experiment, and what they do about it: the truth, which only the simulator holds.
-
-Nothing that is handed to a server rule leads here."""
+"""Which clients of an experiment are malicious, and what they do: the ground truth, which only the simulator
+has. Nothing that a server rule is given leads here."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ _OF_SAMPLES, _OF_TABLE = ("classes", "train_rows", "mean", "std"), ("row", "labe
 
 @dataclass(frozen=True, eq=False)
 class Poisoned:
-    """What an attack made of the data. Experiments that differ in their defence only share it: changed inputs
-    are a copy of the whole store, and cells are trained together where their store is the same one."""
+    """The data after an attack changed it. Experiments that differ in their defence only share it: changed
+    inputs are a copy of the whole store, and cells are trained together where their store is the same one."""
 
     honest: Samples  # kept so that its id, by which this is found, stays its own
     federation: Federation
@@ -38,17 +37,17 @@ _POISONED: WeakValueDictionary[str, Poisoned] = WeakValueDictionary()
 
 
 class Adversary:
-    """The ground truth of one experiment: who is malicious, and what they do about it."""
+    """The ground truth of one experiment: which clients are malicious, and what they do."""
 
     def __init__(self, attack: Attack | None, members: Tensor, key: Key):
         self.attack, self.members, self.key = attack, members, key
         self.malicious = self._draw(key.fold("malicious"))
-        """Whoever is malicious at any time; where the set is redrawn, everybody may be."""
+        """All clients that are malicious at any time; where the set is redrawn, all clients may be."""
         self.triggered: ClientRows | None = None
         """The test images with the trigger in them, labelled as its target; known once the data is
         poisoned."""
         self.honest: Federation | None = None
-        """The data before anybody poisoned it."""
+        """The data before it was poisoned."""
         self._poisoned: Poisoned | None = None
         self._table: tuple[int, ClientRows] | None = None
         self._notes: list[str] = []
@@ -60,7 +59,7 @@ class Adversary:
         return self.attack is not None and self.attack.redraw
 
     def at(self, round: int) -> Tensor:
-        """Who is malicious in a round."""
+        """The clients that are malicious in a round."""
         return self._draw(self.key.fold("malicious", round)) if self.redraws else self.malicious
 
     def _draw(self, key: Key) -> Tensor:
@@ -80,8 +79,8 @@ class Adversary:
         wanted = int(attack.fraction * len(members) + 1e-9)  # 0.29 * 100 is 28.999...
         if attack.fraction and not wanted:
             raise ConfigError(
-                f"attack.fraction: {attack.fraction:g} of {len(members)} clients is nobody; raise it, or name"
-                " who attacks in attack.clients"
+                f"attack.fraction: {attack.fraction:g} of {len(members)} clients rounds to 0 attackers;"
+                f" raise it, or name them in attack.clients"
             )
         return members[order[:wanted]].sort().values
 
@@ -126,13 +125,14 @@ class Adversary:
             problem = "samples within a run"
         if problem:
             raise RunError(
-                f"attack '{self.attack.name}' changed {problem}; only what malicious clients train on is its"
-                " to change"
+                f"attack '{self.attack.name}' changed {problem}; it may only change what malicious"
+                f" clients train on"
             )
         return after
 
     def train(self, poisoned: Federation, round: int) -> ClientRows:
-        """The training table of a round: the poisoned one, but for those who are benign this time."""
+        """The training table of a round: the poisoned one, except for clients that are benign in this
+        round."""
         honest = self.honest
         if self.attack is None or honest is None or not len(self.malicious):
             return poisoned.train
@@ -148,19 +148,19 @@ class Adversary:
         return self._table[1]
 
     def _overreach(self, before: Federation, after: Federation) -> str:
-        """What of the federation an attack changed that is not its own."""
+        """What an attack changed in the federation without permission."""
         kept = len(before.samples)
         for name in ("x", "y"):
             if not _same(getattr(before.samples, name), getattr(after.samples, name)[:kept]):
                 return f"samples that were there before (their {name})"
         if any(getattr(before.samples, name) != getattr(after.samples, name) for name in _OF_SAMPLES):
-            return "what the dataset says of itself"
+            return "the dataset's description"
         for name in ("validation", "test", "global_test", "root"):
             old, new = getattr(before, name), getattr(after, name)
             if not all(_same(getattr(old, part), getattr(new, part)) for part in _OF_TABLE):
                 return f"the table '{name}'"
         if after.clients != before.clients or after.held_out != before.held_out:
-            return "who the clients are"
+            return "the set of clients"
         for client in (
             (~torch.isin(torch.arange(before.clients), self.malicious)).nonzero().flatten().tolist()
         ):
@@ -189,8 +189,8 @@ class Adversary:
                 fields[name] = self._new_means(task, schema, up, name, key.fold(name), round, sent)
         if [value._version for value in up.fields.values()] != written:
             raise RunError(
-                f"attack '{self.attack.name}' changed replies in place; what it returns is all that its"
-                " clients send"
+                f"attack '{self.attack.name}' changed replies in place; it must return what its clients"
+                f" send instead"
             )
         for name, about in schema.items():
             if about.kind in self.attack.lies or about.kind in self.attack.claims:
@@ -205,15 +205,15 @@ class Adversary:
         return replace(up, fields={**up.fields, **fields}) if fields else up
 
     def _at_once(self, mine: Tensor) -> tuple[Tensor, ...]:
-        """Attackers who plan together; who knows only itself is asked alone."""
+        """Groups of attackers that act together; an attacker that knows only itself acts alone."""
         assert self.attack is not None
         return mine.split(1) if self.attack.knows == "own" else (mine,)
 
     def _new_means(
         self, task: str, schema: Schema, up: Uplink, name: str, key: Key, round: int, sent: Exchange | None
     ) -> Tensor:
-        """Class means as an attack on updates would have them: class by class, among those who hold it. What
-        they were sent is no model that a class mean could be measured by."""
+        """Class means as an attack on updates would have them: class by class, among those who hold it. The
+        models they were sent are not given, since a class mean cannot be compared with them."""
         said, sent = up[name].clone(), sent and replace(sent, pick=sent.pick[:, :0])
         for vote in votes(name, schema, up):
             mine = torch.isin(vote.up.ids, self.at(round)).nonzero().flatten()
@@ -228,8 +228,8 @@ class Adversary:
     def _new_rows(
         self, task: str, schema: Schema, up: Uplink, rows: Tensor, key: Key, sent: Exchange | None
     ) -> Mapping[str, Tensor]:
-        """What these attackers send instead, with no more in reach than the attack declares to know; the
-        server's own row never is."""
+        """What these attackers send instead, given no more than the attack declares to know, and never the
+        server's own row."""
         assert self.attack is not None
         knows, people = self.attack.knows, up.ids != ROOT
         own, cohort = up.only(rows), int(people.sum())
@@ -241,12 +241,12 @@ class Adversary:
         changed = self.attack.uplink(
             task, schema, own, view, key.fold(int(own.ids[0])) if knows == "own" else key
         )
-        if sent is None or not sent.discard_state:  # what evaluation asks is off the books
+        if sent is None or not sent.discard_state:  # requests of an evaluation are not recorded
             self._notes += view.notes
         return changed
 
     def take_notes(self) -> list[str]:
-        """What the attack had to say since this was last asked, each thing once."""
+        """The attack's notes since the last call, each once."""
         notes, self._notes = list(dict.fromkeys(self._notes)), []
         return notes
 
@@ -264,8 +264,7 @@ class Adversary:
 
 
 def _first_models(sent: Exchange | None, rows: Tensor) -> Tensor | None:
-    """What these clients were sent; others may have been sent other models, which are none of their
-    business."""
+    """What these clients were sent; other clients may have been sent other models, which these do not see."""
     if sent is None or not sent.pick.shape[1] or bool((sent.pick[rows, 0] < 0).any()):
         return None
     return sent.bank[sent.pick[rows, 0]]
@@ -275,7 +274,7 @@ def _mixed(honest: ClientRows, poisoned: ClientRows, malicious: Tensor) -> Clien
     """The poisoned lists of some clients, the honest ones of the others."""
     if not torch.equal(honest.start, poisoned.start):
         raise RunError(
-            "an attack whose clients are redrawn must leave everybody as many samples as they had; leave"
+            "an attack whose clients are redrawn must leave every client as many samples as it had; leave"
             " attack.redraw out"
         )
     changed = torch.isin(owners(honest), malicious)

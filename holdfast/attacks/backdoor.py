@@ -1,4 +1,4 @@
-"""BadNets: a patch in the corner that means a class."""
+"""BadNets: a patch in the corner that stands for a class."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ Place = Literal["top-left", "top-right", "bottom-left", "bottom-right", "centre"
 
 @register("attack", "backdoor", paper="Gu, Dolan-Gavitt and Garg: BadNets, 2017")
 class Backdoor(Attack):
-    """Puts a patch into a share of an attacker's images and calls them the target.
-
-    They replace the images they were. FedCPA's trigger: 5 x 5, white, bottom right, target 1, ratio 0.5 or
-    0.8; its prose says noise, which is `pattern = "noise"`. Augmentation comes after, so crops and flips move
-    the patch. `attack/asr` is the share of benign clients' test images that the patch makes the deployed
-    model call the target; images that show it anyway are left out unless `inclusive`."""
+    """Puts a patch into a share of an attacker's images, in place of the originals, and labels them as the
+    target. FedCPA's trigger: 5 x 5, white, bottom right, target 1, ratio 0.5 or 0.8; its prose says noise,
+    which is `pattern = "noise"`. Augmentation comes after, so crops and flips move the patch. `attack/asr` is
+    the share of benign clients' test images that the patch makes the deployed model call the target; images
+    that show it anyway are left out unless `inclusive`."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what an attacker does": "trains on images with a patch, labelled as the target",

@@ -1,5 +1,5 @@
-"""What an attack is: hooks on the data and on the replies of malicious clients, with a declared and enforced
-view of the others."""
+"""The base class of attacks: hooks on the data and on the replies of malicious clients, with a declared and
+enforced view of the others."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class View:
     mine: Tensor
     """Positions of the malicious clients among the rows of `up`."""
     up: Uplink
-    """Honest replies: everybody's where the attack knows everyone, else only the attackers'."""
+    """Honest replies: those of all clients where the attack knows everyone, else only the attackers'."""
     knows: Knowledge
     cohort: int = 0
     """How many clients answer. Taken to be public: the papers' attacks scale by it."""
     sent: Callable[[], Tensor | None] = lambda: None
-    """Gives the models that the attackers were sent, a row each; none where no model was."""
+    """Returns the models that the attackers were sent, one row each; None where no model was sent."""
     notes: list[str] = field(default_factory=list)
 
     def own(self, field: str) -> Tensor:
@@ -55,8 +55,8 @@ class View:
     def known(self, field: str, whom: Whom = "all") -> Tensor:
         """Honest rows to take statistics of: of all clients or of the benign ones. Colluders who know only
         each other take their own for a sample of the others, which is FedCAP's partial knowledge; so do
-        attackers who are alone in a cohort. A client whose training ran away is left out, as it will be by
-        the server: else one such would make all attackers send what is not finite."""
+        attackers who are alone in a cohort. A client whose training diverged is left out, as the server will
+        leave it out: else it would make what all attackers send not finite."""
         self._need("colluders")
         others = torch.ones(len(self.up), dtype=torch.bool)
         others[self.mine] = False
@@ -69,7 +69,8 @@ class View:
         return rows[finite] if bool(finite.any()) and not bool(finite.all()) else rows
 
     def note(self, text: str) -> None:
-        """Something a reader of the result should know. It goes to the round's record, past the server."""
+        """Something a reader of the result should know. It goes into the round's record; the server does not
+        see it."""
         self.notes.append(text)
 
     def _need(self, level: Knowledge) -> None:
@@ -99,11 +100,11 @@ class Attack(Part):
     """Which fields it changes. One that changes updates is made on class means, too, where a method sends
     nothing else."""
     least: ClassVar[Knowledge] = "own"
-    """What it cannot do without."""
+    """The least it must know."""
     fraction: float = setting(0.3, "share of the clients that are malicious", ge=0, le=1)
     clients: tuple[int, ...] | None = setting(None, "the malicious clients by id, instead of a share")
     redraw: bool = setting(
-        False, "draw the malicious clients anew every round; else one set for the whole run"
+        False, "draw the malicious clients anew in every round; else one set for the whole run"
     )
     knows: Knowledge = setting("own", "what the attackers see: own, colluders, everyone, defence")
     lies: dict[Kind, Lie] = setting(
@@ -112,7 +113,7 @@ class Attack(Part):
         ' score = "invert" }',
     )
     claims: dict[Kind, float] = setting(
-        {}, "values in place of whatever else attackers send, by kind of field: { score = 1.0 }"
+        {}, "constants that attackers send instead, by kind of field: { score = 1.0 }"
     )
 
     features: bool = setting(
@@ -124,7 +125,7 @@ class Attack(Part):
     def _sound(self) -> Attack:
         if REACH[self.knows] < REACH[self.least]:
             raise ValueError(
-                f'\'{self.name}\' cannot do with knows = "{self.knows}"; set knows = "{self.least}" or more'
+                f'\'{self.name}\' needs more than knows = "{self.knows}"; set knows = "{self.least}" or more'
             )
         if self.clients is not None and self.fraction != type(self).model_fields["fraction"].default:
             raise ValueError("clients names who attacks, fraction says how many; leave one of the two out")
@@ -142,18 +143,18 @@ class Attack(Part):
     def round_data(
         self, federation: Federation, malicious: Tensor, key: Key, round: int
     ) -> Federation | None:
-        """The same for one round, where an attack changes its mind; only labels then. None: what `data` gave
-        stays."""
+        """The same for one round, for an attack that changes with the rounds; only labels then. None: what
+        `data` gave stays."""
         return None
 
     def trigger(self, samples: Samples) -> Trigger | None:
-        """For attacks that plant one: what the model is to fall for."""
+        """The trigger, for attacks that plant one."""
         return None
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         """New rows [number of attackers, ...] for some fields; `up` has the attackers' honest replies, `view`
-        whatever else they know. Where they know only their own, it is called for one attacker at a time. One
-        row stands for all of them."""
+        whatever else they know. Where they know only their own, it is called for one attacker at a time. A
+        single row is sent by all of them."""
         return {}
 
     def targets(self, schema: Schema) -> list[str]:
@@ -162,7 +163,7 @@ class Attack(Part):
 
     def features_in(self, schema: Schema) -> list[str]:
         """The class means of a reply that are attacked like updates; an attack that names features among its
-        kinds sees to them itself."""
+        kinds handles them itself."""
         wanted = self.features or not any(field.kind == "update" for field in schema.values())
         mine = "update" in self.kinds and "feature" not in self.kinds
         return [name for name, field in schema.items() if field.kind == "feature" and wanted and mine]

@@ -1,8 +1,8 @@
 """Class means that clients send, for attacks that know only updates: to those who hold a class, its mean is
 one vector, as an update is.
 
-A client that does not hold a class has nothing to say of it, so it is neither counted among the others nor
-poisoned there."""
+A client that does not hold a class has no mean of it, so it is neither counted among the others nor poisoned
+there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Vote(NamedTuple):
     place: int | None
     """Which class; none where a field has no classes."""
     rows: Tensor
-    """Where the holders stand among all replies."""
+    """The places of the holders among all replies."""
     up: Uplink
 
     @property
@@ -29,7 +29,7 @@ class Vote(NamedTuple):
         return {"update": Field("update", tuple(self.up["update"].shape[1:]))}
 
     def write(self, said: Tensor, mine: Tensor, value: Tensor) -> None:
-        """Put what the holders in `mine` send instead into the field; one row stands for all of them."""
+        """Put what the holders in `mine` send instead into the field; a single row is sent by all of them."""
         rows = self.rows[mine]
         target = said[rows] if self.place is None else said[rows, self.place]
         value = value.to(said).expand(len(rows), -1).reshape(target.shape)
@@ -37,8 +37,8 @@ class Vote(NamedTuple):
 
 
 def votes(name: str, schema: Schema, up: Uplink) -> Iterator[Vote]:
-    """One for each class that anybody holds, by the field that counts samples of each class; without such a
-    field one of all clients."""
+    """One for each class that any client holds, by the field that counts samples of each class; without such
+    a field one of all clients."""
     held = next(
         (
             other

@@ -1,5 +1,5 @@
-"""What attacks on training data share: whose samples, which share of them, and scratch rows for changed
-inputs."""
+"""What attacks on training data have in common: choosing a share of the attackers' samples, and scratch rows
+for changed inputs."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def with_labels(federation: Federation, places: Tensor, label: Tensor) -> Federa
 
 
 def owner_keys(table: ClientRows, places: Tensor, key: Key) -> Key:
-    """A key for each place, of its owner and its number among the owner's samples: who else attacks changes
-    nothing."""
+    """A key for each place, of its owner and its number among the owner's samples: other attackers do not
+    change it."""
     owner = owners(table)[places]
     return key.fold(owner).fold(places - table.start[owner])
 
@@ -75,5 +75,5 @@ def with_trigger(federation: Federation, test: ClientRows, trigger: Trigger) -> 
 
 
 def owners(table: ClientRows) -> Tensor:
-    """Whose each entry of a table is."""
+    """The owner of each entry of a table."""
     return torch.repeat_interleave(torch.arange(table.clients), table.counts)

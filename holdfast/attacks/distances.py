@@ -1,4 +1,4 @@
-"""How far one may go from the mean along a line before standing out: what Min-Max and Min-Sum ask."""
+"""How far along a line from the mean an update may go unnoticed: what Min-Max and Min-Sum compute."""
 
 from __future__ import annotations
 

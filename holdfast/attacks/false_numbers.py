@@ -1,5 +1,4 @@
-"""How attackers lie about a number beside their update: by a factor, by its mirror image, or by any number at
-all."""
+"""False numbers that attackers send beside their update: multiplied by a factor, mirrored, or random."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ Lie = float | Literal["invert", "random"]
 
 
 def lie(how: Lie, honest: Tensor, field: Field, key: Key) -> Tensor:
-    """What is said instead of the honest rows; `key` has one key per row. "invert" mirrors within the field's
-    bounds (an accuracy of 1 becomes 0), "random" draws evenly between them; without bounds the sign changes,
-    or a normal number is the factor. Above a lower bound alone, 4 becomes 1/4, or the normal number has no
-    sign: what is out of bounds nobody would hear. Whoever has no figure to give still has none."""
+    """The false rows in place of the honest ones; `key` has one key per row. "invert" mirrors within the
+    field's bounds (an accuracy of 1 becomes 0), "random" draws evenly between them; without bounds the sign
+    changes, or a normal number is the factor. Above a lower bound alone, 4 becomes 1/4, or the normal number
+    has no sign: a value out of bounds would be refused. A client without a figure still sends none."""
     said = (honest * how).to(honest.dtype) if not isinstance(how, str) else _made_up(how, honest, field, key)
     return torch.where(honest == UNDEFINED, honest, said) if field.low == UNDEFINED else said
 

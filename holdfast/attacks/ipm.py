@@ -1,4 +1,4 @@
-"""Inner product manipulation: against the direction in which the others go."""
+"""Inner product manipulation: against the direction of the others."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Ipm(Attack):
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting(
-        "everyone", "whose updates stand for the benign ones: colluders (their own), everyone"
+        "everyone", "updates from which the benign mean is taken: colluders (their own), everyone"
     )
     eps: float | None = setting(
-        None, "how many times the mean; none: the size of the cohort; the attack's paper has 0.1 to 10", ge=0
+        None, "factor on the mean; none: the size of the cohort; the attack's paper has 0.1 to 10", ge=0
     )
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:

@@ -47,8 +47,7 @@ class LabelFlip(Attack):
     def _of_random(self) -> LabelFlip:
         if self.skew is not None and self.flip != "random":
             raise ValueError(
-                f'skew is about random labels, but flip is "{self.flip}"; set flip = "random" or leave'
-                " skew out"
+                f'skew needs random labels, but flip is "{self.flip}"; set flip = "random" or leave skew out'
             )
         return self
 

@@ -22,8 +22,8 @@ class Lie(Attack):
     """Sends mean - z * std of the honest updates, coordinate by coordinate.
 
     z is the paper's, from the numbers of clients and attackers in the cohort. It is infinite once attackers
-    are the majority and below 0 when they are few; it is clamped to [0, z_max], and the round's record says
-    so. `variant = "authors"` is FedCAP's released code, which does not clamp: an infinite z makes updates
+    are the majority and below 0 when they are few; it is clamped to [0, z_max], and the round's record notes
+    it. `variant = "authors"` is FedCAP's released code, which does not clamp: an infinite z makes updates
     that are not numbers, which screening refuses, so such a round has no attackers."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
@@ -33,10 +33,10 @@ class Lie(Attack):
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting(
-        "everyone", "whose updates the mean and the spread are taken of: colluders, everyone"
+        "everyone", "updates from which mean and spread are taken: colluders, everyone"
     )
-    z: float | None = setting(None, "how many standard deviations; none: by the paper's formula")
-    z_max: float = setting(3.0, "bound on z where the formula runs away", ge=0)
+    z: float | None = setting(None, "number of standard deviations; none: by the paper's formula")
+    z_max: float = setting(3.0, "upper bound on z, which the formula may exceed", ge=0)
     statistics: Whom = setting(
         "all", "mean and spread of all clients, attackers' honest updates included, or of benign ones only"
     )

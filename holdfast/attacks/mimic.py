@@ -26,8 +26,8 @@ class Mimic(Attack):
     Nothing they send is unusual; under uneven data it still draws the model to one client. The paper picks,
     after some rounds of watching, the client that lies farthest along the direction in which updates differ
     most. This is its simple form, without memory: the first benign client of the cohort, which is the same in
-    every round that it attends, or (`whom = "spread"`) the farthest one of this round. Alone in a cohort,
-    attackers stay honest."""
+    every round in which it takes part, or (`whom = "spread"`) the farthest one of this round. Alone in a
+    cohort, attackers stay honest."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what an attacker does": "sends one benign client's update",
@@ -35,7 +35,7 @@ class Mimic(Attack):
     }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "everyone"
-    knows: Knowledge = setting("everyone", "it copies what another client sends, so everyone or more")
+    knows: Knowledge = setting("everyone", "everyone or more, since it copies what another client sends")
     whom: Literal["first", "spread"] = setting(
         "first", "the benign client with the lowest id, or the one farthest along the main spread"
     )
@@ -50,7 +50,7 @@ class Mimic(Attack):
         if self.whom == "first" or len(benign) < 2:
             return benign[0]
         pairs = line(benign, "std").pairs
-        if not bool(torch.isfinite(pairs).all()):  # nobody's training went well
+        if not bool(torch.isfinite(pairs).all()):  # no update is finite
             return benign[0]
         centred = (
             pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()

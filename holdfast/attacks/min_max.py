@@ -27,12 +27,12 @@ class MinMax(Attack):
     }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
-    knows: Knowledge = setting("everyone", "whose updates count: colluders, everyone")
+    knows: Knowledge = setting("everyone", "updates that it uses: colluders, everyone")
     perturbation: Perturbation = setting(
         "std", "p: minus the spread, minus the mean's direction, or minus its signs"
     )
     statistics: Whom = setting(
-        "all", "count all clients, attackers' honest updates included, or benign ones only"
+        "all", "use all clients, attackers' honest updates included, or benign ones only"
     )
     variant: Literal["paper", "authors"] = setting(
         "paper", "authors: FedCAP's search for gamma, in steps of 0.05"

@@ -22,17 +22,18 @@ class MinSum(Attack):
     largest sum of a client. Where fewer than two clients are known, they stay honest."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
-        "what an attacker does": "the same, within the largest sum of squared distances of a client",
+        "what an attacker"
+        " does": "sends mean + gamma p, within the largest sum of squared distances of a client",
         "settings, with their defaults": '`perturbation = "std"`, `statistics = "all"`',
     }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
-    knows: Knowledge = setting("everyone", "whose updates count: colluders, everyone")
+    knows: Knowledge = setting("everyone", "updates that it uses: colluders, everyone")
     perturbation: Perturbation = setting(
         "std", "p: minus the spread, minus the mean's direction, or minus its signs"
     )
     statistics: Whom = setting(
-        "all", "count all clients, attackers' honest updates included, or benign ones only"
+        "all", "use all clients, attackers' honest updates included, or benign ones only"
     )
     variant: Literal["paper", "authors"] = setting(
         "paper", "authors: FedCAP's code, distances not squared, gamma in steps of 0.05"

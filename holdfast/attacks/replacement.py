@@ -24,7 +24,7 @@ class Replacement(Attack):
         "settings, with their defaults": "`factor`: another number",
     }
     tasks: ClassVar[None] = None
-    factor: float | None = setting(None, "how many times the update is sent; none: the size of the cohort")
+    factor: float | None = setting(None, "factor on the update; none: the size of the cohort")
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         factor = view.cohort if self.factor is None else self.factor

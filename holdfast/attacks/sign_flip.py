@@ -24,7 +24,7 @@ class SignFlip(Attack):
         "settings, with their defaults": "`scale = 1`",
     }
     tasks: ClassVar[None] = None
-    scale: float = setting(1.0, "length of what is sent, in honest updates", gt=0)
+    scale: float = setting(1.0, "factor on the length of the update", gt=0)
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         return {name: -self.scale * view.own(name) for name in self.targets(schema)}

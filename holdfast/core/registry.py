@@ -1,7 +1,7 @@
-"""Every part that can be chosen by name: what it is called, what it can be set to, which paper it comes from.
+"""The registry of all parts that can be chosen by name, with their settings and papers.
 
-A part is a frozen pydantic model whose fields are its settings, so the same class is a config section, a
-documented command-line card and the object that does the work:
+A part is a frozen pydantic model whose fields are its settings, so the same class is a config section, its
+documentation on the command line and the object that does the work:
 
     @register("aggregator", "mean")
     class Mean(Part):
@@ -52,28 +52,28 @@ _PARTS: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _entry_points_loaded = False
 PLUGIN = "holdfast_plugin_"
 INVALID = (ValidationError, UnicodeEncodeError)
-"""What pydantic raises where values do not fit; the second where a complaint would repeat half a surrogate
+"""What pydantic raises where values do not fit; the second where the message would repeat half a surrogate
 pair, which JSON can hold."""
-_PLUGIN_BYTES = 1 << 24  # of a plug-in file: more is no Python code that anybody has written
-"""How the modules of plug-in files are called."""
+_PLUGIN_BYTES = 1 << 24  # largest plug-in file
+"""Prefix of the names of plug-in modules."""
 
 
 class Part(BaseModel):
-    """One configured part. Subclasses declare settings as fields and say what they are in the docstring's
-    first line."""
+    """One configured part. Subclasses declare settings as fields; the docstring's first line describes the
+    part."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     kind: ClassVar[str] = ""
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    """What a named `variant` sets: an option that is given wins, the others take these values instead of
+    """What a named `variant` sets: a setting that is given wins, the others take these values instead of
     their defaults."""
     search: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Values worth trying, by setting: what `holdfast tune` draws from for a method. From its paper, where
-    that says."""
+    """Values worth trying, by setting: what `holdfast tune` draws from for a method. From its paper, where it
+    names them."""
     in_docs: ClassVar[Mapping[str, str]] = {}
-    """What the table of its kind in the documentation says of it, by column."""
+    """Its row in the table of its kind in the documentation, by column."""
     tables: ClassVar[Mapping[str, RecordedTable]] = {}
     """The tables that it records in every round, by name: what they mean and how they are drawn."""
 
@@ -94,9 +94,7 @@ class Part(BaseModel):
         return {**given, "variant": "paper"} if old else dict(given)
 
     def settings(self) -> dict[str, Any]:
-        return {
-            field: getattr(self, field) for field in self.__class__.model_fields
-        }  # also where a view stands for it
+        return {field: getattr(self, field) for field in self.__class__.model_fields}  # also for a ClientView
 
 
 P = TypeVar("P", bound=type[Part])
@@ -105,12 +103,12 @@ P = TypeVar("P", bound=type[Part])
 def setting(default: Any, help: str, *, static: bool = False, server: bool = False, **bounds: Any) -> Any:
     """A documented setting; bounds are pydantic's (ge, gt, le, lt).
 
-    Two words are for real numbers and others of a method. `static`: a real number that its client half reads
-    as one number, because it decides a shape, what travels or how often a loop runs; experiments that differ
-    in it are trained apart. `server`: only the server half reads it; experiments that differ in it are
-    trained together, and the client half is refused it."""
-    told: dict[str, Any] = {"static": static, "server": server}
-    return Field(default, description=help, json_schema_extra=told, **bounds)
+    Two flags are for methods. `static`: a real number that its client half reads as one number, because it
+    decides a shape, what travels or how often a loop runs; experiments that differ in it are trained apart.
+    `server`: only the server half reads it; experiments that differ in it are trained together, and the
+    client half is refused it."""
+    flags: dict[str, Any] = {"static": static, "server": server}
+    return Field(default, description=help, json_schema_extra=flags, **bounds)
 
 
 def declared(field: FieldInfo, word: str) -> bool:
@@ -119,7 +117,7 @@ def declared(field: FieldInfo, word: str) -> bool:
 
 
 def register(kind: str, name: str, paper: str = "") -> Callable[[P], P]:
-    """Make a part known under a name. Registering another class under a taken name is an error, the same file
+    """Register a part under a name. Registering another class under a taken name is an error, the same file
     twice is not."""
 
     def add(cls: P) -> P:
@@ -195,7 +193,7 @@ def build(kind: str, chosen: Any, where: str = "") -> Any:
 
 
 def explain(error: ValidationError | UnicodeEncodeError, cls: type[BaseModel], where: str) -> str:
-    """pydantic's first complaint as one line with the full path, and the nearest known key when one was
+    """Return pydantic's first error as one line with the full path, and the nearest known key when one was
     misspelt."""
     if isinstance(error, UnicodeEncodeError):
         return f"{where or 'config'}: holds text that is not Unicode"
@@ -213,14 +211,14 @@ def explain(error: ValidationError | UnicodeEncodeError, cls: type[BaseModel], w
     shown = f" (got {given!r})" if isinstance(given, (int, float, str, bool)) else ""
     if (
         len(steps) < len(first["loc"]) and field is not None and field.description
-    ):  # no branch of a union fits: say what does
+    ):  # no branch of a union fits: describe what does
         return f"{path}: does not fit{shown}; it is {field.description}"
     return f"{path}: {message[0].lower()}{message[1:]}{shown}"
 
 
 def _plain_steps(cls: type[BaseModel], path: tuple[Any, ...]) -> tuple[tuple[Any, ...], FieldInfo | None]:
-    """A complaint's path as a user writes it, and the last field on it; pydantic adds the branches of a
-    union, which nobody wrote."""
+    """Return an error's path as a user writes it, and the last field on it, without the branches of a union
+    that pydantic adds."""
     at: type[BaseModel] | None = cls
     field: FieldInfo | None = None
     for place, step in enumerate(path):
@@ -234,7 +232,7 @@ def _plain_steps(cls: type[BaseModel], path: tuple[Any, ...]) -> tuple[tuple[Any
 
 
 def _owner(cls: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
-    """The nested model that a complaint is about."""
+    """Return the nested model that an error is about."""
     for step in path:
         field = cls.model_fields.get(str(step))
         kind = field.annotation if field else None

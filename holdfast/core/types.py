@@ -25,13 +25,13 @@ UNDEFINED = -1.0
 where it is not finite."""
 
 SCORE = "score"
-"""The task of a committee member, whatever the method: try the models one is sent on one's own validation
-samples."""
+"""The task of a committee member, whatever the method: test the received models on the client's own
+validation samples."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One thing a client sends: its shape, what it stands for, and the bounds a sane value keeps.
+    """One thing a client sends: its shape, what it means, and the bounds of a valid value.
 
     The kind drives screening, byte counting, the wire encoding, what an attack may poison and what an
     aggregator reduces."""
@@ -56,8 +56,8 @@ class Exchange:
     """A request to some clients: client `to[i]` receives the models `bank[pick[i]]` (-1: none), so a
     broadcast is a bank of one row.
 
-    `extra` holds further tensors with one row per client. `step` numbers the exchanges of one round. In a
-    `discard_state`, which evaluation may need, clients answer as always but keep nothing of it."""
+    `extra` holds further tensors with one row per client. `step` numbers the exchanges of one round. With
+    `discard_state`, which evaluation may need, clients answer as always but keep no new state."""
 
     task: str
     to: Tensor
@@ -108,8 +108,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Uplink:
-    """What came back: one row per client that answered and passed screening; `refused` says who did not and
-    why."""
+    """What came back: one row per client that answered and passed screening; `refused` has the others, with
+    reasons."""
 
     ids: Tensor
     fields: Mapping[str, Tensor]
@@ -152,12 +152,12 @@ class Uplink:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the server thought of each client in one round. It is stored, so every rule can be judged as a
-    detector.
+    """What the server decided about each client in one round. It is stored, so that every rule can be
+    evaluated as a detector.
 
     `scores` are suspicions, one per id: more is worse. `banned` is for good, `rejected` for this round.
-    `tables` are any other tensors that somebody may want to draw; `norms` is always there: the length of each
-    client's update."""
+    `tables` are any other tensors for pictures; `norms` is always there: the length of each client's
+    update."""
 
     ids: Tensor
     weights: Tensor | None = None
@@ -170,13 +170,13 @@ class Verdict:
 
 
 Steps = Generator[Exchange, Uplink, T]
-"""What asks clients: it yields Exchanges, is sent their Uplinks, and returns a T."""
+"""A generator that asks clients: it yields Exchanges, is sent their Uplinks, and returns a T."""
 Round = Steps[tuple[State, Verdict]]
 """A round of a method's server half: it returns the new state and the verdict."""
 
 
 def broadcast(task: str, model: Tensor, to: Tensor, **extra: Tensor) -> Exchange:
-    """One model for everybody."""
+    """A request with one model for all clients."""
     return Exchange(task, to, model[None], torch.zeros(len(to), 1, dtype=torch.int64), extra)
 
 

@@ -1,4 +1,5 @@
-"""What a detector is: it looks at the models of a round, may ask clients for help, and names those to ban."""
+"""The base class of detectors: they examine the models of a round, may ask clients for help, and name those
+to ban."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from holdfast.core.types import State, Steps
 
 @dataclass(frozen=True)
 class Judgement:
-    """A detector's word on one round: its memory, the clients it bans for good or rejects for this round,
-    each with a reason, its suspicions by name (one number per client, more is worse), and whatever else is
-    worth drawing."""
+    """A detector's result for one round: its memory, the clients it bans for good or rejects for this round,
+    each with a reason, its suspicions by name (one number per client, more is worse), and other tables for
+    pictures."""
 
     state: State
     banned: Mapping[int, str] = field(default_factory=dict)
@@ -35,14 +36,14 @@ class Detector(Part):
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
         """`models` are the clients' models [n, d] as the server would see them after this round, as far as
         they are parameters that travel; `ctx.reference` is what they are compared with, `ctx.buffers` [n, b]
-        the buffers that came with them, `ctx.counts` the samples these clients say they have (None where they
-        do not say)."""
+        the buffers that came with them, `ctx.counts` the numbers of samples that these clients report (None
+        where they do not)."""
         yield from ()
-        raise TypeError(f"{type(self).__name__} does not say how it judges")
+        raise TypeError(f"{type(self).__name__} does not define how it judges")
 
     def bounds(self, scores: Mapping[str, Tensor]) -> Mapping[str, float]:
-        """The largest score that passes, by the name of the score, for pictures of a round whose scores these
-        are."""
+        """The largest score that passes, by the name of the score, for pictures of a round with these
+        scores."""
         return {}
 
 

@@ -1,6 +1,6 @@
 """The committee of C-PFL (Pan, Guo, Li: C-PFL: A committee-based personalized federated learning framework,
-JNCA): some clients try every submitted model on their own samples, and only models that are right often
-enough pass. It can be attached to any method.
+JNCA): some clients test every submitted model on their own samples, and only models that are accurate enough
+pass. It can be attached to any method.
 
 Equations are the paper's: (1) the score of a model is the average of the members' accuracies, (4) it passes
 at a threshold or above, (7) to (11) contributions add up and the clients with the largest sums are the next
@@ -28,7 +28,7 @@ _ROUNDING = 1e-9  # the mean of equal accuracies may be a hair above each of the
 
 @dataclass(frozen=True)
 class Memory:
-    """What the committee's server keeps: a threshold, who sat last, and a row for each client whose model was
+    """What the server remembers: the threshold, the last members, and a row for each client whose model was
     ever scored."""
 
     tau: Tensor
@@ -39,7 +39,7 @@ class Memory:
     accuracy: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     """The last score."""
     count: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
-    """The samples it last said it has."""
+    """The number of samples it last reported."""
     admitted: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """How often its model passed."""
     strikes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -63,7 +63,7 @@ class Memory:
 @dataclass(frozen=True)
 class Ballot:
     """One round's scores: `votes` [members, models] with NaN where there is none, the score of each model,
-    and whether it counts: enough members voted, or nobody needs to because the model is not finite."""
+    and whether it counts: enough members voted, or the model is not finite and needs no votes."""
 
     votes: Tensor
     accuracy: Tensor
@@ -75,7 +75,7 @@ _shown = partial(RecordedTable, section="committee")
 
 @register("detector", "committee", paper=PAPER)
 class Committee(Detector):
-    """Clients try each other's models on their own validation samples; models below a rising accuracy are
+    """Clients test each other's models on their own validation samples; models below a rising accuracy are
     rejected for the round.
 
     The members' work is a request of its own: every member is sent every model it is to score, and that
@@ -115,7 +115,7 @@ class Committee(Detector):
     vote: Literal["mean", "median"] = setting(
         "mean", "a model's score of its votes; the median withstands lying members (Eq. 1: mean)"
     )
-    sample: int = setting(0, "how many members, drawn anew for each model, score it; 0: all", ge=0)
+    sample: int = setting(0, "number of members that score each model, drawn anew for each; 0: all", ge=0)
     quorum: float = setting(
         1.0, "fewest votes for a model: a number (>= 1) or a share (< 1) of those asked", gt=0
     )
@@ -130,11 +130,12 @@ class Committee(Detector):
     )
     scores: Literal["all", "admitted", "members"] = setting(
         "all",
-        "what moves it: the scores of all models, of those that passed (of all, where none did), or each"
+        "what moves the threshold: the scores of all models, of those that passed (of all, where none"
+        " did), or each"
         " member's mean accuracy",
     )
     significance: float = setting(
-        0.05, "of the one-sided lower bound: less of it is a lower threshold", gt=0, lt=0.5
+        0.05, "significance of the one-sided lower bound: a smaller one gives a lower threshold", gt=0, lt=0.5
     )
     ema: float = setting(0.5, "rule ema: weight of the old threshold", ge=0, lt=1)
     on_empty: Literal["keep-global", "accept-best-fraction", "decay-tau"] = setting(
@@ -152,27 +153,26 @@ class Committee(Detector):
         "raw", "data size in it: the share of all samples (Eq. 11), or spread over 0 to 1"
     )
     eligible: Literal["admitted", "any"] = setting(
-        "admitted", "who is elected first: whose model passed at least once, or anybody"
+        "admitted", "clients that are elected first: those with a model that passed at least once, or any"
     )
     credit: bool = setting(
         False,
-        "members earn a contribution by their last score; else nothing while they sit, which makes them"
-        " rotate",
+        "members earn a contribution by their last score; else they earn none, which makes them rotate",
     )
 
-    # ---- who sits
+    # ---- members
 
     def memory(self, state: State) -> Memory:
         return Memory(**state) if state else Memory(torch.tensor([self.tau], dtype=torch.float64))
 
     def seats(self, clients: int) -> int:
-        """Two at least must be left to be judged, so that there is something to compare."""
+        """The number of members; at least two other clients must be left to be judged."""
         return max(0, min(self.size or max(3, math.ceil(clients / 10 - 1e-9)), clients - 2))
 
     def elect(self, state: State, ctx: Any) -> Tensor:
-        """This round's members, sorted: the clients with the largest contributions of those that are there
-        (Eq. 8, 9), ties by id; drawn by the key where nobody has any yet. The same whenever it is asked in a
-        round, so a method may know before it trains."""
+        """This round's members, sorted: the available clients with the largest contributions (Eq. 8, 9), ties
+        by id; drawn by the key where no client has any yet. The same whenever it is asked in a round, so a
+        method may know before it trains."""
         memory, there = self.memory(state), ctx.available
         if not len(memory.ids):
             order = torch.argsort(ctx.key.fold("committee").fold(there).bits, stable=True)
@@ -220,8 +220,8 @@ class Committee(Detector):
         return Judgement(vars(after).copy(), banned, {"error": 1 - ballot.accuracy}, rejected, tables)
 
     def _asked(self, members: Tensor, ids: Tensor, sound: Tensor, ctx: Any) -> Tensor:
-        """bool [members, models]: who scores what. Nobody its own model; of the others all, or some drawn for
-        each model (partial consensus)."""
+        """bool [members, models]: which member scores which model. No member scores its own; of the others
+        all do, or some drawn for each model (partial consensus)."""
         may = (members[:, None] != ids) & sound
         if not self.sample or self.sample >= len(members):
             return may
@@ -230,7 +230,7 @@ class Committee(Detector):
         return may & (order.argsort(dim=0) < self.sample)
 
     def _count(self, votes: Tensor, asked: Tensor, sound: Tensor) -> Ballot:
-        """Eq. 1 over those who answered. A model that is not finite is right about nothing."""
+        """Eq. 1 over the members that answered. A model that is not finite has accuracy 0."""
         heard, wanted = (~votes.isnan()).sum(0), asked.sum(0)
         least = (
             torch.ceil(self.quorum * wanted - 1e-9)
@@ -241,7 +241,7 @@ class Committee(Detector):
         return Ballot(votes, torch.where(sound, accuracy, 0.0), (heard >= least.clamp(min=1)) | ~sound)
 
     def _passed(self, ballot: Ballot, tau: float, sound: Tensor) -> Tensor:
-        """Eq. 4, and what is done where it leaves nobody."""
+        """Eq. 4, and what happens where no model passes it."""
         decided = ballot.heard & sound
         passed = decided & (ballot.accuracy >= tau - _ROUNDING)
         if self.on_empty == "accept-best-fraction" and bool(decided.any()) and not bool(passed.any()):
@@ -294,7 +294,7 @@ class Committee(Detector):
         used = ballot.heard & passed if self.scores == "admitted" else ballot.heard
         return ballot.accuracy[
             used if bool(used.any()) else ballot.heard
-        ]  # or a threshold that nobody reaches would never come down
+        ]  # or a threshold that no model reaches would never come down
 
     def contributions(self, accuracy: Tensor, count: Tensor) -> Tensor:
         """Eq. 7, 10 and 11: a * accuracy, spread over 0 to 1, + (1 - a) * share of the samples."""
@@ -326,8 +326,8 @@ class Committee(Detector):
 
 
 def _votes(members: Tensor, asked: Tensor, bank: Tensor) -> Steps[Tensor]:
-    """[members, models]: the accuracies that came back; NaN where nobody was asked, or did not answer, or had
-    no samples to try it on."""
+    """[members, models]: the accuracies that came back; NaN where a member was not asked, did not answer, or
+    had no samples to test it on."""
     votes = torch.full(asked.shape, torch.nan, dtype=torch.float64)
     busy = asked.any(1)
     if bool(busy.any()):

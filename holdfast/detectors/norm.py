@@ -1,10 +1,10 @@
-"""The norm test (FedCAP, Li et al., ACSAC 2024, section on anomaly detection): whoever is too far from the
+"""The norm test (FedCAP, Li et al., ACSAC 2024, section on anomaly detection): a client too far from the
 reference model is banned.
 
 The norm is that of the trainable, travelling entries of a client's model minus the reference model: with one
 model for all this is the client's update, with customised models FedCAP's calibrated update. FedCAP's bound
 of 10 is tied to a network of a few hundred thousand parameters; for any other, a multiple of the cohort's
-median norm says more."""
+median norm is the better unit."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _NOT_FINITE = f"update {NOT_FINITE}"
 class Norm(Detector):
     """Bans clients whose update is longer than a threshold, or not finite."""
 
-    threshold: float = setting(10.0, "the longest update that is let pass", gt=0)
+    threshold: float = setting(10.0, "largest length of an update that passes", gt=0)
     unit: Literal["absolute", "median"] = setting(
-        "absolute", "the threshold as it stands, or in units of the cohort's median norm"
+        "absolute", "unit of the threshold: absolute, or the cohort's median norm"
     )
 
     @model_validator(mode="after")
@@ -44,7 +44,7 @@ class Norm(Detector):
         return self
 
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
-        yield from ()  # it asks nobody
+        yield from ()  # it asks no client
         lengths = norms(models, ctx.reference).nan_to_num(nan=torch.inf, posinf=torch.inf)
         bound = self.bound(lengths)
         far = {
@@ -63,7 +63,7 @@ class Norm(Detector):
 
     def bound(self, lengths: Tensor) -> float:
         """A median needs three clients, or the longer of two would be banned for being longer; and where most
-        did not move at all, whoever learnt something would be."""
+        updates are zero, all others would be."""
         if self.unit == "absolute":
             return self.threshold
         finite = lengths[lengths.isfinite()]

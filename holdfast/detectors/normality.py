@@ -1,6 +1,6 @@
-"""FedCPA's eyes without its hands (Han et al., ICCV 2023, section 5): whoever gets no weight by the normality
-of its model is turned away, and any method and aggregator go on with the rest. The score and its settings are
-those of the aggregator `fedcpa`."""
+"""FedCPA's score as a detector (Han et al., ICCV 2023, section 5): a client that gets no weight by the
+normality of its model is rejected, and any method and aggregator go on with the rest. The score and its
+settings are those of the aggregator `fedcpa`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from holdfast.detectors.base import Detector, Judgement
 
 @register("detector", "normality", paper=PAPER)
 class Normality(Scoring, Detector):
-    """Turns away clients whose most and least important parameters are not those of the others.
+    """Rejects clients whose most and least important parameters differ from those of the others.
 
-    The scores are scaled by the cohort's own extremes, so somebody has weight 0 in every round, honest or
-    not: rejecting costs such a client one round; before banning, let it happen some rounds in a row. Fewer
-    than three clients, or equal scores, say nothing about anybody."""
+    The scores are scaled by the cohort's own extremes, so in every round some client has weight 0, honest or
+    not: rejecting costs such a client one round; a ban should need several rounds in a row. With fewer than
+    three clients, or equal scores, no client is rejected."""
 
     at_most: float = setting(0.0, "a weight (lambda, 0 to 1) of no more than this is suspicious", ge=0, lt=1)
     action: Literal["reject", "ban"] = setting(
@@ -30,7 +30,7 @@ class Normality(Scoring, Detector):
     patience: int = setting(3, "ban: after so many suspicious rounds of a client in a row", ge=1)
 
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
-        yield from ()  # it asks nobody
+        yield from ()  # it asks no client
         reference = ctx.reference.to(models.dtype)
         found = self.score(
             Models(models, ids, reference, ctx.wire.layout(ctx.layout), to_change=-reference), state
@@ -53,8 +53,8 @@ class Normality(Scoring, Detector):
 
 
 def _counted(state: State, ids: Tensor, suspicious: Tensor, telling: bool) -> tuple[State, Tensor]:
-    """How many rounds in a row each client was suspicious, and those of this round's clients. A round that
-    tells nothing is no round."""
+    """How many rounds in a row each client was suspicious, and those of this round's clients. A round without
+    usable scores does not count."""
     known, streak = state.get("ids", ids[:0]), state.get("streak", ids[:0])
     everyone = torch.cat([known, ids]).unique()
     counts = torch.zeros_like(everyone).index_copy_(0, torch.searchsorted(everyone, known), streak)

@@ -4,7 +4,7 @@ Beside the w of the federation, client i keeps v_i; what it uses is the mixture 
 alpha_i) w_i. In each local step, w_i follows its own gradient and v_i that of the loss of the mixture
 (Algorithm 1):
 
-    w_i <- w_i - eta grad f(w_i)        v_i <- v_i - eta alpha_i grad f(v-bar_i), where w_i stands still
+    w_i <- w_i - eta grad f(w_i)        v_i <- v_i - eta alpha_i grad f(v-bar_i), where w_i is constant
 
 alpha_i is fixed, or moves at the start of each round by one step along <v_i - w_i, grad f(v-bar_i)>, within
 [0, 1]."""
@@ -46,9 +46,7 @@ def both(net: Mixing, batch: Batch, *, loss: Loss) -> Tensor:
     w, alpha = dict(net.shared.named_parameters()), net.alpha
     mixture = {name: alpha * v + (1 - alpha) * w[name].detach() for name, v in net.own.named_parameters()}
     mixed = loss_with(net.own, mixture, loss, batch)
-    return (
-        loss(net.shared, batch) + (mixed - mixed.detach()).nan_to_num()
-    )  # a v that ran away is not w's fault
+    return loss(net.shared, batch) + (mixed - mixed.detach()).nan_to_num()  # a diverged v must not affect w
 
 
 class ApflClient(ClientRule):
@@ -70,7 +68,7 @@ class ApflClient(ClientRule):
         return network.layout.under(SHARED)
 
     def init(self, local: Local) -> State:
-        """`own` holds w, v and alpha; whoever has not been `seen` has no v yet."""
+        """`own` holds w, v and alpha; a client that has not been `seen` has no v yet."""
         mine = filled(
             local.initial, _alpha(local.network), local.settings.alpha[:, None].to(local.initial.dtype)
         )
@@ -94,8 +92,8 @@ class ApflClient(ClientRule):
         )
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        """The mixture with the newest w, in the place of w, which is the one that predicts; running
-        statistics are mixed alike."""
+        """The mixture with the newest w, in the place of w, whose tensors predict; running statistics are
+        mixed alike."""
         (w, v), whole = halves(local.network), received.into(state["own"])
         alpha = taken(whole, _alpha(local.network))
         return filled(whole, w, alpha * taken(whole, v) + (1 - alpha) * taken(whole, w))

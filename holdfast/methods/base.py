@@ -1,5 +1,5 @@
-"""What a method is: a client half and a server half that do not know where they run, and a few words on what
-it deploys."""
+"""The base classes of methods: a client half and a server half that do not know where they run, and what the
+method deploys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.methods.context import Context
 from holdfast.models.network import Network
 
 Fields = Mapping[str, Tensor]
-MOST_SAMPLES = 1e9  # that a client may say it has: the float32 sum of any cohort stays finite
+MOST_SAMPLES = 1e9  # that a client may report: the float32 sum of any cohort stays finite
 
 
 class ClientRule:
@@ -30,16 +30,16 @@ class ClientRule:
     dict of [n, ...] tensors."""
 
     tasks: ClassVar[frozenset[str]] = frozenset({"train"})
-    """What its server half may ask for: names of its methods."""
+    """The tasks that its server half may request: names of its methods."""
     quiet: ClassVar[frozenset[str]] = frozenset()
     """Tasks that leave a client's models as they were: a client that did nothing else in a round did not take
     part in it."""
     optional: ClassVar[frozenset[str]] = frozenset()
     """Tasks for whose missing replies a federation does not wait."""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What it cannot do without, for example {"validation"}."""
+    """What it requires, for example {"validation"}."""
     knows: ClassVar[frozenset[str]] = frozenset()
-    """Facts that the partition states of a client's data and that the client itself may read in
+    """Facts about a client's data that the partition states and that the client itself may read in
     `local.facts`, for example {"target"}."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
@@ -58,7 +58,7 @@ class ClientRule:
         return name
 
     def unwrapped(self, network: nn.Module) -> nn.Module:
-        """What is handed out of such a network: where it was built around the model, the model."""
+        """The model that users get from such a network: where it was built around a model, that model."""
         return network
 
     def predict(self, net: nn.Module, x: Tensor, aux: Mapping[str, Tensor]) -> Tensor:
@@ -90,12 +90,12 @@ class ClientRule:
         raise TypeError(f"{type(self).__name__} has no task 'train'")
 
     def finetune(self, local: Local, state: State, received: Received) -> State:
-        """What clients outside the cohort would have become, had they trained from what they would be sent:
-        for evaluation only."""
+        """The state of clients outside the cohort if they had trained from what they would be sent: for
+        evaluation only."""
         return self.train(local, state, received, {})[0]
 
     def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
-        """The models [n, size] with which these clients, as members of a committee, try what another client
+        """The models [n, size] with which these clients, as members of a committee, test what another client
         sent; where only a part of a model travels, the rest is the common start model's."""
         return received.into(local.initial)
 
@@ -105,8 +105,7 @@ class ClientRule:
         return received.into(local.initial)
 
     def handed(self, local: Local, own: Tensor, received: Received) -> Tensor:
-        """What becomes of these models where clients outside the cohort are handed the newest before
-        evaluation: it takes its place."""
+        """These models after clients outside the cohort received the newest model before evaluation."""
         return received.into(own)
 
 
@@ -125,7 +124,7 @@ class FinishedRun(Protocol):
         """A change of a model as one vector of its parameters; errors begin with `where`."""
 
     def new_client_id(self) -> int:
-        """The number that a client would get that joins now."""
+        """The number of a client that would join now."""
 
     def delivered(self, client: int, reply: Callable[[Schema], Fields], where: str) -> Exchange:
         """What the server would send this client now; `reply` makes its answer to what it is asked first."""
@@ -142,7 +141,7 @@ class ServerRule:
         return {"model": ctx.initial}
 
     def round(self, state: State, ctx: Context) -> Round:
-        raise TypeError(f"{type(self).__name__} does not say how a round goes")
+        raise TypeError(f"{type(self).__name__} does not define a round")
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         """What these clients would receive now: for evaluation, export and late joiners."""
@@ -169,7 +168,7 @@ class Method(Part):
     deploys: ClassVar[str] = "global"
     """The model its users would run: the headline accuracy."""
     reduces: ClassVar[bool] = True
-    """Whether it ever aggregates updates: if not, choosing an aggregator is a mistake."""
+    """Whether it ever aggregates updates: if not, choosing an aggregator is an error."""
 
     results: ClassVar[Mapping[str, Callable[..., Any]]] = {}
     """What a run of this method can give beyond the common results, by name: each function gets the
@@ -177,7 +176,7 @@ class Method(Part):
 
     @property
     def draws_banned(self) -> bool:
-        """Whether clients that its server half banned are drawn all the same, and it ignores them itself."""
+        """Whether clients that its server half banned are still drawn, and the server half ignores them."""
         return False
 
     def detectors(self) -> tuple[Detector, ...]:

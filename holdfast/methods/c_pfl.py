@@ -2,9 +2,9 @@
 and Computer Applications.
 
 Clients train the backbone under a common head that stays as it was drawn, so that backbones can be averaged
-and compared (Algorithm 2). A committee of clients tries every backbone with that head on its own samples and
-lets pass those that are good enough (Eq. 1 to 4); they are averaged (Eq. 5, Algorithm 1). After the last
-round every client tunes the head for itself. Without the committee this is FedBABU.
+and compared (Algorithm 2). A committee of clients tests every backbone with that head on its own samples and
+accepts those that are good enough (Eq. 1 to 4); they are averaged (Eq. 5, Algorithm 1). After the last round
+every client tunes the head for itself. Without the committee this is FedBABU.
 
 No code was released. Where the paper contradicts itself, the defaults are what makes sense, and the literal
 reading is a switch: docs/c-pfl.md has the list."""
@@ -26,13 +26,12 @@ from holdfast.detectors.committee import PAPER, Committee
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context, Merged, memory_of
-from holdfast.methods.finetuning import Tuned, fit_part, tune, tuned_or_newest
+from holdfast.methods.finetuning import TunedPart, fine_tune, fit_part, tuned_or_newest_model
 from holdfast.models.network import Network
 
 
 class CPflClient(ClientRule):
-    """Train the backbone under the common head; take note of what the committee says; in the end tune the
-    head."""
+    """Train the backbone under the common head; store the committee's feedback; in the end tune the head."""
 
     method: CPfl
     tasks: ClassVar[frozenset[str]] = frozenset({"train", "notify", "tune"})
@@ -78,19 +77,19 @@ class CPflClient(ClientRule):
         start, tuned = received.into(local.initial), torch.ones_like(state["tuned"])
         if not self.method.tune_epochs:
             return {**state, "own": start, "tuned": tuned}, {}
-        fitted = tune(local, start, self.method.tune, self.method.tune_epochs)
+        fitted = fine_tune(local, start, self.method.tune, self.method.tune_epochs)
         return {**state, "own": fitted.model, "tuned": tuned}, {"loss": fitted.loss.to(fitted.model.dtype)}
 
     def finetune(self, local: Local, state: State, received: Received) -> State:
-        """Training is for the common body alone; what a client makes of it for itself is the tuning."""
+        """Training is for the common body alone; personalisation is the tuning."""
         return self.tune(local, state, received, {})[0]
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        return tuned_or_newest(local, state, received)
+        return tuned_or_newest_model(local, state, received)
 
 
 class CPflServer(ServerRule):
-    """Train, have the committee judge, average what passed, tell everybody; in the end, ask for the
+    """Train, let the committee judge, average the accepted models, send feedback; in the end, ask for the
     tuning."""
 
     method: CPfl
@@ -101,7 +100,7 @@ class CPflServer(ServerRule):
         state, passed, verdict = yield from ctx.judge(state, up, model, own)
         merged = self._weighed(ctx.reduce(state, passed, model, verdict), ctx, model, up, passed)
         if own and self.method.feedback:
-            yield from _tell(ctx, verdict, passed)
+            yield from _feedback(ctx, verdict, passed)
         return merged.state | {"model": merged.model}, merged.verdict
 
     def _trainers(self, state: State, ctx: Context) -> Tensor:
@@ -112,8 +111,8 @@ class CPflServer(ServerRule):
         return ctx.cohort[~torch.isin(ctx.cohort, committee.elect(memory_of(state), ctx))]
 
     def _weighed(self, merged: Merged, ctx: Context, model: Tensor, up: Uplink, passed: Uplink) -> Merged:
-        """Eq. 5 divides by the samples of all, also of those whose model was rejected: what is to become of
-        the mass that is missing?"""
+        """Eq. 5 divides by the samples of all, also of clients whose model was rejected; `missing_mass`
+        decides what replaces their share."""
         mode, clients = self.method.missing_mass, up.clients()
         if mode == "renormalise" or not len(passed.clients()):
             return merged
@@ -123,20 +122,17 @@ class CPflServer(ServerRule):
         return replace(merged, model=torch.cat([weighed, buffers]))
 
     def finish(self, state: State, ctx: Context) -> Steps[State]:
-        """Also without epochs: whoever was not in the last cohort, as a member, has an older backbone and is
-        to have the common one."""
+        """Ask also without epochs: a client that did not train last, such as a member, has an older backbone
+        and needs the common one."""
         yield ctx.ask("tune", state["model"], ctx.available)
         return state
 
 
-def _tell(ctx: Context, verdict: Verdict, passed: Uplink) -> Steps[None]:
-    """Every client whose model the committee had before it hears its score, the threshold and whether it was
-    used."""
+def _feedback(ctx: Context, verdict: Verdict, passed: Uplink) -> Steps[None]:
+    """Send every client whose model was judged its score, the threshold and whether its model was used."""
     kind, score = ctx.initial.dtype, verdict.tables["committee/accuracy"]
     threshold = verdict.tables["committee/threshold"].expand(len(score))
-    scored = verdict.tables[
-        "committee/ids"
-    ]  # whoever sent nothing of use may have been banned for it, and has no score
+    scored = verdict.tables["committee/ids"]  # a client that was banned for an unusable reply has no score
     used = torch.isin(scored, passed.ids)
     said = {
         "accuracy": score.nan_to_num(nan=UNDEFINED).to(kind),
@@ -152,7 +148,7 @@ class CPfl(Method):
     """A common backbone that a committee of clients guards, and a head that every client tunes for itself in
     the end.
 
-    The committee's settings stand in a table of their own, [method.committee]: see `holdfast show
+    The committee's settings are in a table of their own, [method.committee]: see `holdfast show
     committee`."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
@@ -175,9 +171,9 @@ class CPfl(Method):
     train: Literal["backbone", "all"] = setting(
         "backbone", "what is trained together and travels; all: the head too (Fig. 2)"
     )
-    tune: Tuned = setting("head", "what a client tunes for itself after the last round")
+    tune: TunedPart = setting("head", "what a client tunes for itself after the last round")
     tune_epochs: int = setting(
-        10, "epochs of that tuning; 0: none, and everybody uses the common model (Table 6)", ge=0
+        10, "epochs of that tuning; 0: none, and every client uses the common model (Table 6)", ge=0
     )
     missing_mass: Literal["renormalise", "previous", "literal"] = setting(
         "renormalise",
@@ -192,7 +188,7 @@ class CPfl(Method):
     @field_validator("committee", mode="before")
     @classmethod
     def _table(cls, given: Any) -> Any:
-        """By the registry, which says in one line what is wrong with a table."""
+        """Build it by the registry, whose errors are one line."""
         given = {} if given is True else given
         return (
             build("detector", {"name": "committee", **given}, "method.committee")

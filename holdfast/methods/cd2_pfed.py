@@ -1,11 +1,10 @@
 """CD2-pFed. Shen, Zhou, Yu: CD2-pFed: Cyclic Distillation-guided Channel Decoupling for Model Personalization
 in FL, CVPR 2022.
 
-FROM GENERAL KNOWLEDGE: neither the paper's text nor code was at hand, so what it says of details is not
-claimed to be met.
-Every layer is cut by its output channels: a share rho is private, the rest is averaged. So that both halves
-learn from each other, the
-predictions that each gives without the other are drawn together ("cyclic distillation"):
+FROM GENERAL KNOWLEDGE: neither the paper's text nor code was at hand, so agreement with the paper's details
+is not claimed. Every layer is cut by its output channels: a share rho is private, the rest is averaged. So
+that both halves learn from each other, the predictions that each gives without the other are drawn together
+("cyclic distillation"):
     cross-entropy + lambda (KL(p_private | p_shared) + KL(p_shared | p_private))."""
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Cd2PfedClient(ClientRule):
             fitted = local.fit(
                 start, loss=partial(cyclic, loss=local.recipe.loss), aux={**aux, "lam": local.settings.lam}
             )
-        else:  # all shared, or all private: nobody to learn from
+        else:  # all shared, or all private: there is no other half
             fitted = local.fit(start)
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
@@ -120,7 +119,7 @@ class Narrowing(ServerRule):
 
 
 def _narrowed(state: State, ctx: Context) -> State:
-    """What still travels; also of whatever a rule remembers for each parameter."""
+    """Keep only what still travels, also in what a rule remembers for each parameter."""
     kept = torch.isin(state["index"], ctx.wire.index)
     if bool(kept.all()):
         return state
@@ -142,10 +141,10 @@ class Cd2Pfed(Method):
     """A share of every layer's output channels is private, the rest is averaged, and the two halves teach
     each other.
 
-    Written from general knowledge of the paper, not from its text or code: take no number of it for the
-    paper's. Only shared channels travel, down and up. A client is scored with the newest shared channels
-    beside its own private ones; one that never trained has the common start's. With `rho = 0` this is fedavg.
-    FedAS's `decoupling = "channels"` makes the same cut."""
+    Written from general knowledge of the paper, not from its text or code: its numbers are not the paper's.
+    Only shared channels travel, down and up. A client is scored with the newest shared channels beside its
+    own private ones; one that never trained has the common start's. With `rho = 0` this is fedavg. FedAS's
+    `decoupling = "channels"` makes the same cut."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "a share of every layer's channels",

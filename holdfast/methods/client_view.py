@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 class ClientView:
     """Has the attributes of a method, but for settings that may differ between experiments of one stack:
-    reading one is an error that says what to read instead. Methods and properties of the class work on the
-    view too, so none of them leads around it."""
+    reading one raises an error that names what to read instead. Methods and properties of the class work on
+    the view too, so none of them leads around it."""
 
     def __init__(self, method: Method):
         object.__setattr__(self, "_method", method)
@@ -41,8 +41,8 @@ class ClientView:
             return getattr(method, name)
         if hasattr(BaseModel, name) and not name.startswith("__"):
             raise SettingError(
-                f"{where()}: a client half reads its method's settings one by one, by their names, and not"
-                f" '{name}'"
+                f"{where()}: a client half must read its method's settings one by one, by their names,"
+                f" not by '{name}'"
             )
         found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         if found is None:

@@ -2,12 +2,12 @@
 Distributed Multi-Task Optimization under Privacy Constraints, IEEE TNNLS 2020.
 
 Clients whose data fit one model stay together; FedAvg inside each cluster. When a cluster's updates cancel,
-so that their mean is shorter than eps1, while somebody's is still longer than eps2, no model suits all of
-them: the cluster is cut in two by the cosines of the updates, and both parts go on by themselves from the
-model they had (the recursive bi-partitioning). Lengths depend on the network and the local training, so both
-are measured by the longest step that the cluster's model has taken. The clusters are the leaves of a tree
-that remembers every cut; a client that was away walks down from where it stands, by the direction its own
-update takes."""
+so that their mean is shorter than eps1, while some client's is still longer than eps2, no single model fits
+all of them: the cluster is cut in two by the cosines of the updates, and both parts go on by themselves from
+the model they had (the recursive bi-partitioning). Lengths depend on the network and the local training, so
+both are measured by the longest step that the cluster's model has taken. The clusters are the leaves of a
+tree that remembers every cut; a client that was away walks down from its node, by the direction of its own
+update."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Tree:
         return {**{name: getattr(self, name) for name in _TREE}, **memories}
 
     def places(self, ids: Tensor) -> Tensor:
-        """The node of each client; the root for those that nobody knows."""
+        """The node of each client; the root for unknown clients."""
         known = torch.isin(ids, self.ids)
         out = torch.zeros_like(ids)
         out[known] = self.at[torch.searchsorted(self.ids, ids[known])]
@@ -91,7 +91,7 @@ class Tree:
         first = len(self.models)
         way = update / norms(update)[:, None].clamp(min=1e-30).to(
             update.dtype
-        )  # who did not move points nowhere
+        )  # a zero update has no direction
         self.models = torch.cat([self.models, self.models[[node, node]]])
         self.directions = torch.cat(
             [self.directions, torch.stack([way[chosen].mean(0) for chosen in (part, ~part)])]
@@ -123,7 +123,7 @@ class ClusteredServer(ServerRule):
         yield from self._walk_down(tree, ctx)
         places, done = tree.places(ctx.cohort), []
         for leaf in places.unique().tolist():
-            if bool(tree.children[leaf, 0] < 0):  # else they did not say where to go
+            if bool(tree.children[leaf, 0] < 0):  # else they did not answer
                 done.append((yield from self._train(tree, leaf, ctx.cohort[places == leaf], ctx)))
         return tree.state(), _together(done, ctx)
 
@@ -134,19 +134,19 @@ class ClusteredServer(ServerRule):
     def _walk_down(self, tree: Tree, ctx: Context) -> Steps[None]:
         """Clients of the cohort at a node that was cut without them train its model and go where their update
         points, down to a leaf."""
-        people = ctx.cohort
+        clients = ctx.cohort
         while True:
-            places = tree.places(people)
+            places = tree.places(clients)
             inner = tree.children[places, 0] >= 0
-            people, places = people[inner], places[inner]
-            if not len(people):
+            clients, places = clients[inner], places[inner]
+            if not len(clients):
                 return
-            up = yield Exchange("train", people, tree.models, places[:, None])
-            people = up.ids  # who does not answer stays where it is
-            if len(people):
-                below = tree.children[tree.places(people)]
+            up = yield Exchange("train", clients, tree.models, places[:, None])
+            clients = up.ids  # a client that does not answer stays where it is
+            if len(clients):
+                below = tree.children[tree.places(clients)]
                 tree.put(
-                    people, below.gather(1, _nearer(up["update"], tree.directions[below])[:, None])[:, 0]
+                    clients, below.gather(1, _nearer(up["update"], tree.directions[below])[:, None])[:, 0]
                 )
 
     def _train(self, tree: Tree, leaf: int, members: Tensor, ctx: Context) -> Steps[Verdict]:
@@ -154,15 +154,15 @@ class ClusteredServer(ServerRule):
         model = tree.models[leaf]
         up = yield ctx.ask("train", model, members)
         tree.memory[leaf], up, verdict = yield from ctx.judge(tree.memory.get(leaf, {}), up, model)
-        people = up.clients()
+        clients = up.clients()
         parts, leaves = [up], [leaf]
-        mean = _mean_length(people, ctx)
-        longest = float(norms(people["update"]).max()) if len(people) else torch.nan
+        mean = _mean_length(clients, ctx)
+        longest = float(norms(clients["update"]).max()) if len(clients) else torch.nan
         with ctx.timer.part("cluster"):
-            part = self._cut(people, max(mean, float(tree.longest[leaf])), ctx) if len(people) > 2 else None
+            part = self._cut(clients, max(mean, float(tree.longest[leaf])), ctx) if len(clients) > 2 else None
         if part is not None:
-            leaves = tree.grow(leaf, people["update"], part)
-            sides = [people.ids[part], people.ids[~part]]
+            leaves = tree.grow(leaf, clients["update"], part)
+            sides = [clients.ids[part], clients.ids[~part]]
             parts = [up.of(side) for side in sides]
         moved = []
         for node, replies in zip(leaves, parts, strict=True):
@@ -181,24 +181,24 @@ class ClusteredServer(ServerRule):
         told = {name: torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
         return replace(_of_both(moved), tables={**verdict.tables, **told})
 
-    def _cut(self, people: Uplink, longest: float, ctx: Context) -> Tensor | None:
-        """bool[n], one of the two parts; none where they still move together, nobody wants to move far, or
-        the two parts would have something in common. Whoever did not move has no say, and is in the first
-        part, as in `_nearer`."""
-        method, update = self.method, people["update"]
-        unit, moved = longest if method.relative else 1.0, norms(people["update"]) > 0
+    def _cut(self, clients: Uplink, longest: float, ctx: Context) -> Tensor | None:
+        """bool[n], one of the two parts; None where they still move together, no update is long, or the two
+        parts are too similar. A client with a zero update does not count, and is in the first part, as in
+        `_nearer`."""
+        method, update = self.method, clients["update"]
+        unit, moved = longest if method.relative else 1.0, norms(clients["update"]) > 0
         if int(moved.sum()) < 2 or not at_odds(
-            update, ctx.priors(people), unit * method.eps1, unit * method.eps2
+            update, ctx.priors(clients), unit * method.eps1, unit * method.eps2
         ):
             return None
         part = torch.ones_like(moved)
-        part[moved] = bipartition(update[moved], people.ids[moved])
+        part[moved] = bipartition(update[moved], clients.ids[moved])
         return part if float(cosines(update)[part & moved][:, ~part].max()) <= method.across else None
 
 
-def _mean_length(people: Uplink, ctx: Context) -> float:
+def _mean_length(clients: Uplink, ctx: Context) -> float:
     """How long the mean of the updates is."""
-    return float(norms((ctx.priors(people) @ people["update"])[None])) if len(people) else torch.nan
+    return float(norms((ctx.priors(clients) @ clients["update"])[None])) if len(clients) else torch.nan
 
 
 def _step(moved: Tensor, ctx: Context) -> float:
@@ -215,7 +215,7 @@ def _nearer(update: Tensor, directions: Tensor) -> Tensor:
 
 
 def _of_both(moved: list[Merged]) -> Verdict:
-    """The verdict on a cluster that may have been cut: whoever is in one part has no weight in the other."""
+    """The verdict on a cluster that may have been cut: a client in one part has no weight in the other."""
     first = moved[0].verdict
     weights = torch.stack([m.verdict.weights for m in moved if m.verdict.weights is not None]).sum(0)
     notes = tuple(dict.fromkeys(note for m in moved for note in m.verdict.notes))
@@ -230,7 +230,7 @@ def _together(verdicts: list[Verdict], ctx: Context) -> Verdict:
             ctx.cohort[:0],
             nothing,
             tables={"norms": nothing},
-            notes=("nobody answered: the models stay as they were",),
+            notes=("no client answered: the models stay as they were",),
         )
     ids, order = torch.cat([v.ids for v in verdicts]).sort()
     weights = torch.cat([v.weights for v in verdicts if v.weights is not None])[order]
@@ -276,15 +276,15 @@ class ClusteredFl(Method):
 
     `eps1` and `eps2` are shares of the longest aggregated update that the cluster has had, so that one
     setting suits networks and recipes of any scale: while clients come closer together, the mean is long;
-    when they have converged, everybody's update is short, and the cluster stays whole; where the mean is
-    short and members' updates are not, they are at odds. A part that was cut off is measured by its own
-    updates. And no two clients on different sides of a cut may point the same way (`across`), or noise would
-    cut off whoever is a little different. With `relative = false` and `across = 1` the lengths are taken as
-    they are and every cut is made, as in the authors' notebook, which has 0.4 and 1.6 (and waits for 20
-    rounds): small networks never get that far. Every round records each cluster's `mean_norm` and `max_norm`
-    (verdict/tables). Everything travels, once; a client that was away when its cluster was cut trains the
-    last common model first, once for each cut, to find its place, and until then that is its model. eps1 = 0
-    never cuts: FedAvg. The aggregator and the detectors work inside each cluster."""
+    when they have converged, all updates are short, and the cluster stays whole; where the mean is short and
+    members' updates are not, they disagree. A part that was cut off is measured by its own updates. And no
+    two clients on different sides of a cut may point the same way (`across`), or noise would cut off clients
+    that differ a little. With `relative = false` and `across = 1` the lengths are taken as they are and every
+    cut is made, as in the authors' notebook, which has 0.4 and 1.6 (and waits for 20 rounds): small networks
+    never get that far. Every round records each cluster's `mean_norm` and `max_norm` (verdict/tables).
+    Everything travels, once; a client that was away when its cluster was cut trains the last common model
+    first, once for each cut, to find its place, and until then that is its model. eps1 = 0 never cuts:
+    FedAvg. The aggregator and the detectors work inside each cluster."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "the model of the client's cluster",
@@ -311,7 +311,7 @@ class ClusteredFl(Method):
     )
     across: float = setting(
         0.0,
-        "cut only when no cosine of two updates across the cut is above this (1: any cut will do)",
+        "cut only when no cosine of two updates across the cut is above this (1: any cut is made)",
         ge=-1,
         le=1,
     )

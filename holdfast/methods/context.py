@@ -1,4 +1,4 @@
-"""What a server half is handed in a round. It holds no ground truth, and nothing in it leads to any."""
+"""What a server half is given in a round. It holds no ground truth, and nothing in it leads to any."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Merged:
 
 
 class Timer:
-    """Where the server's seconds went: aggregate, calibrate, detect. Nothing is decided by it."""
+    """Counts the server's seconds by stage: aggregate, calibrate, detect. No decision depends on it."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
@@ -75,10 +75,10 @@ class Context(Guarded):
     buffers: Tensor | None = None
     """While detectors judge: the buffers [n, b] of the judged models."""
     refused: Mapping[int, str] = field(default_factory=dict)
-    """While detectors judge: who sent something that screening did not let pass, and why. They have no model,
-    but may be banned for it."""
+    """While detectors judge: clients whose replies screening refused, and why. They have no model, but may be
+    banned."""
     counts: Tensor | None = None
-    """While detectors judge: how many samples the judged clients say they have, where they say it."""
+    """While detectors judge: the numbers of samples that the judged clients report, where they do."""
 
     def ask(
         self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor
@@ -98,8 +98,8 @@ class Context(Guarded):
     def judge(
         self, state: State, up: Uplink, model: Tensor, own: tuple[Detector, ...] = ()
     ) -> Steps[tuple[State, Uplink, Verdict]]:
-        """Run the method's own detectors and then the attached ones; each sees only those whom the ones
-        before let pass. Returns the replies of those whom nobody turned away."""
+        """Run the method's own detectors and then the attached ones; each sees only clients that passed the
+        ones before. Returns the replies of clients that passed all."""
         clients, (start, _) = up.clients(), self.wire.split(model)
         answered, lengths = clients.ids, norms(clients["update"])
         del clients  # where it is a copy: a cohort may be larger than half of the memory
@@ -142,8 +142,8 @@ class Context(Guarded):
         priors: Tensor | None = None,
     ) -> Merged:
         """The experiment's aggregator on the updates; buffers are averaged with the weights the rule
-        returned, or, where it says `partial`, move to that mean by the sum of these weights. `priors` are a
-        method's own weights of the clients (the root pseudo-client has none), in place of their sample
+        returned, or, where it returned `partial`, move to that mean by the sum of these weights. `priors` are
+        a method's own weights of the clients (the root pseudo-client has none), in place of their sample
         counts."""
         clients = up.is_client
         verdict = verdict or Verdict(up.ids[clients])
@@ -151,7 +151,7 @@ class Context(Guarded):
         up = up.clients()
         if len(up) == 0:
             refused = any(client != ROOT for client in up.refused)
-            reason = "nobody's update was used" if len(verdict.ids) or refused else "nobody answered"
+            reason = "no update was used" if len(verdict.ids) or refused else "no client answered"
             weights = torch.zeros(len(verdict.ids), dtype=torch.float64)
             return Merged(
                 model,
@@ -192,11 +192,11 @@ class Context(Guarded):
             else (*verdict.notes, f"{self.aggregator.name} ignores {ignored}")
         )
         state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in own.items()}
-        shares = laid_out(weights, up.ids, verdict.ids, 0.0)  # whoever was turned away had no weight
+        shares = laid_out(weights, up.ids, verdict.ids, 0.0)  # a rejected client had no weight
         return Merged(fresh, state, replace(verdict, weights=shares, notes=notes, fallback=fallback))
 
     def priors(self, up: Uplink) -> Tensor:
-        """Weights before any rule: the share of samples a client says it has, or equal ones."""
+        """Weights before any rule: each client's share of the reported samples, or equal ones."""
         n = len(up)
         count = (
             up["count"]
@@ -209,8 +209,8 @@ class Context(Guarded):
 
 
 def memory_of(state: Mapping[str, Tensor], place: int = 0) -> State:
-    """What the method's own detector at this place remembers: for a method that must know it before the
-    replies are judged."""
+    """The memory of the method's own detector at this place, for a method that needs it before the replies
+    are judged."""
     return _under(state, f"{OWN}{place}/")
 
 
@@ -223,8 +223,7 @@ def _without(state: Mapping[str, Tensor], prefix: str) -> State:
 
 
 def _named(name: str, tables: Mapping[str, Tensor], judged: Tensor) -> State:
-    """A detector's tables under its name, with whom they are about: those turned away before are not among
-    them."""
+    """A detector's tables under its name, with the ids of the clients that it judged."""
     return {f"{name}/{k}": v for k, v in {**tables, "ids": judged}.items()} if tables else {}
 
 

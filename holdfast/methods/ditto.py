@@ -19,7 +19,7 @@ from holdfast.methods.base import ClientRule, Fields, Method
 
 
 class DittoClient(ClientRule):
-    """Train the received w for the server and the private v for oneself."""
+    """Train the received w for the server and the private v for the client itself."""
 
     models_per_client = 2
 

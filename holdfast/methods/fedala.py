@@ -49,8 +49,8 @@ class FedAlaClient(ClientRule):
     method: FedAla
 
     def init(self, local: Local) -> State:
-        """`own` is the last trained model, if there was a training; `weights` are W, and `learned` says
-        whether they have settled once."""
+        """`own` is the last trained model, if there was a training; `weights` are W, and `learned` is whether
+        they have settled once."""
         top, never = (
             self._top(local.network),
             torch.zeros(local.n, dtype=torch.bool, device=local.initial.device),
@@ -78,8 +78,8 @@ class FedAlaClient(ClientRule):
         return slice([*starts, end][max(0, len(starts) - self.method.layers)], end)
 
     def _mixed(self, local: Local, state: State, received: Received) -> tuple[Tensor, State]:
-        """The model to begin with. Whoever has not trained, or ran away when it did, has nothing of its own
-        to mix in; whoever has the received model, no choice."""
+        """The model to begin with. A client that has not trained, or whose training diverged, has no model of
+        its own to mix in; one whose own model equals the received one has nothing to choose."""
         top, start = self._top(local.network), received.into(state["own"])
         own, apart = state["own"][:, top], start[:, top] - state["own"][:, top]
         mixing = state["trained"] & (apart != 0).any(1) & torch.isfinite(own).all(1)
@@ -94,8 +94,8 @@ class FedAlaClient(ClientRule):
         self, local: Local, state: State, start: Tensor, own: Tensor, apart: Tensor, mixing: Tensor
     ) -> Tensor:
         """W after one epoch or, for those who learn it the first time, after as many as it takes for the loss
-        to settle. Every client has its own number of epochs and its own batches, so company changes
-        nothing."""
+        to settle. Every client has its own number of epochs and its own batches, so other clients of the
+        stack do not matter."""
         method, layout, top = self.method, local.network.layout, self._top(local.network)
         chosen = torch.zeros(layout.size, dtype=torch.bool)
         chosen[top] = True
@@ -140,7 +140,7 @@ class FedAlaClient(ClientRule):
         return replace(local, data=local.data.drawn(luck, torch.zeros_like(some), some))
 
     def _settled(self, local: Local, losses: list[Tensor]) -> Tensor:
-        """bool[n]: whose mean loss per epoch has hardly changed for a while."""
+        """bool[n]: clients whose mean loss per epoch has hardly changed in the last epochs."""
         if len(losses) <= self.method.window:
             return torch.zeros_like(losses[0], dtype=torch.bool)
         return torch.stack(losses[-self.method.window :]).std(0, correction=0) < plain(
@@ -160,7 +160,7 @@ class FedAla(Method):
     What travels is FedAvg's: one model down, one up; the weights W and the own model are private. Defaults
     are the authors' code's. A client that takes part for the first time, in whatever round, has nothing of
     its own and takes the received model as it is. With `layers = 0` this is fedavg-ft. Three differences from
-    that code: whether anything is to be mixed is told by all top tensors, not by the sum of the first one;
+    that code: whether anything is to be mixed depends on all top tensors, not by the sum of the first one;
     "settled" looks at the mean loss of an epoch, not at its last batch; learning ends after `most_epochs`."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
@@ -182,7 +182,9 @@ class FedAla(Method):
     eta: float = setting(1.0, "learning rate of the weights W", ge=0)
     share: float = setting(80.0, "s: per cent of a client's samples on which it learns W", gt=0, le=100)
     threshold: float = setting(
-        0.1, "the first learning ends when the loss of the last epochs has a lower standard deviation", ge=0
+        0.1,
+        "the first learning of W ends when the standard deviation of the last epochs' losses is below this",
+        ge=0,
     )
-    window: int = setting(10, "how many last epochs these are", ge=1)
-    most_epochs: int = setting(100, "epochs of the first learning at most", ge=1)
+    window: int = setting(10, "number of these last epochs", ge=1)
+    most_epochs: int = setting(100, "most epochs of the first learning of W", ge=1)

@@ -40,7 +40,7 @@ class FedAmpClient(ClientRule):
 
 
 class FedAmpServer(ServerRule):
-    """Keep the last models, send everybody its own mixture of them."""
+    """Keep the last models, and send each client its own mixture of them."""
 
     method: FedAmp
 
@@ -54,17 +54,17 @@ class FedAmpServer(ServerRule):
         answered = torch.isin(ctx.cohort, up.ids)
         trained = ctx.wire.moved(sent[answered], up["update"], up["buffers"])
         tables = {"attention": xi[answered], "attended": state["ids"]}
-        return model_memory.with_sent(state, up.ids, trained), Verdict(up.ids, tables=tables)
+        return model_memory.remember(state, up.ids, trained), Verdict(up.ids, tables=tables)
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         yield from ()
         return _each_its_own("deliver", ids, self.mixtures(state, ctx, ids)[0])
 
     def mixtures(self, state: State, ctx: Context, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """u [n, size], and xi [n, kept models]. A client that has sent nothing yet is where everybody began.
-        How close two models are is a matter of their parameters: counters and running statistics of BatchNorm
-        are mixed, but have no say."""
-        method, own = self.method, model_memory.last(state, ids, ctx.initial)
+        """u [n, size], and xi [n, kept models]. A client that has sent nothing yet counts as having the start
+        model. The distance of two models is that of their parameters: counters and running statistics of
+        BatchNorm are mixed, but do not count."""
+        method, own = self.method, model_memory.last_models(state, ids, ctx.initial)
         apart = distances(ctx.wire.split(torch.cat([state["models"], ctx.initial[None]]))[0])[:, :-1]
         rows = torch.where(
             torch.isin(ids, state["ids"]), torch.searchsorted(state["ids"], ids), len(state["ids"])
@@ -73,7 +73,7 @@ class FedAmpServer(ServerRule):
         xi[ids[:, None] == state["ids"]] = 0.0
         xi *= ((1 - method.least_own) / xi.sum(1, keepdim=True).clamp(min=1e-300)).clamp(
             max=1
-        )  # a mixture: nobody counts less than 0
+        )  # a mixture: no weight is below 0
         weights = xi.to(own.dtype)
         return (1 - weights.sum(1, keepdim=True)) * own + weights @ state["models"], xi
 
@@ -91,14 +91,13 @@ class FedAmp(Method):
     """No global model: each client is pulled to its own mixture of all clients' last models, in which those
     like it count most.
 
-    What travels: a client's mixture down, its model up. The server keeps the last model of every client it
-    has heard of; one that it has not is taken to stand where everybody began. Nothing is reduced to one
-    model, so an aggregator or a detector has no place here: the attention itself is what keeps strangers, and
-    attackers, at a distance. Where alpha is so large that the others would count more than 1 together (many
-    clients that are alike), the paper's weights leave the mixture it asks for and the own model would count
-    less than 0; here the others are scaled down instead. Defaults are PFLlib's, which mixes only what was
-    sent in the round before, not every client's last model. Each round's attention is recorded in the
-    verdict's tables."""
+    What travels: a client's mixture down, its model up. The server keeps the last model of every client that
+    has sent one; any other client counts as having the start model. Nothing is reduced to one model, so
+    aggregators and detectors do not apply: the attention itself gives distant clients, and attackers, little
+    weight. Where alpha is so large that the others would count more than 1 together (many clients that are
+    alike), the paper's weights leave the mixture it asks for and the own model would count less than 0; here
+    the others are scaled down instead. Defaults are PFLlib's, which mixes only what was sent in the round
+    before, not every client's last model. Each round's attention is recorded in the verdict's tables."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "down a mixture of all models by attention, up the own one",

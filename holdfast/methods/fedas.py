@@ -1,10 +1,10 @@
 """FedAS. Yang, Huang, Ye: FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024.
 
-A shared backbone theta under private heads omega_i. Two things are mended. A client that receives theta^t has
-a head that was trained on the features of its own last backbone: before training, it pulls the new backbone's
-features to those (parameter alignment, Eq. 2-4). And a client that has hardly trained should not count like
-the others: backbones are averaged by the trace of the Fisher information, which each client measures on its
-own model (client synchronisation, Eq. 5-8). Without either this is FedPer."""
+A shared backbone theta under private heads omega_i. Two problems are solved. A client that receives theta^t
+has a head that was trained on the features of its own last backbone: before training, it pulls the new
+backbone's features to those (parameter alignment, Eq. 2-4). And a client that has hardly trained should not
+count like the others: backbones are averaged by the trace of the Fisher information, which each client
+measures on its own model (client synchronisation, Eq. 5-8). Without either this is FedPer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
 
 
 def _earlier(net: nn.Module, batch: Batch, head: str | None) -> Tensor:
-    """H_i of this batch (Eq. 2): what another model, handed over in `aux`, makes of the samples; nothing is
+    """H_i of this batch (Eq. 2): the features of the samples by another model, which is in `aux`; nothing is
     kept of all the others."""
     tensors = {name.removeprefix(WAS): value for name, value in batch.aux.items() if name.startswith(WAS)}
     with _evaluating(net), torch.no_grad():
@@ -89,7 +89,7 @@ def _earlier(net: nn.Module, batch: Batch, head: str | None) -> Tensor:
 
 
 class FedASClient(ClientRule):
-    """Align the received backbone, train it under the own head, say how much the model knows."""
+    """Align the received backbone, train it under the own head, report how much the model knows."""
 
     tasks = frozenset({"train", "align"})
     method: FedAS
@@ -128,7 +128,7 @@ class FedASClient(ClientRule):
         begun, base = received.into(state["own"]), received
         if not bool(
             received.has.all()
-        ):  # a link of a chain goes on from where it led to, and says how far it came from there
+        ):  # a link of a chain continues from its aligned model, and reports the change from there
             begun = torch.where(received.has.to(begun.device)[:, None], begun, state["start"])
             base = replace(received, bank=local.wire.pack(begun), pick=torch.arange(local.n)[:, None])
         fitted = self._trained(local, state, begun, received.has)
@@ -201,7 +201,7 @@ class FedASClient(ClientRule):
         return local.network.head_name if self.method.decoupling == "head" else None
 
     def _aim(self, local: Local, state: State, start: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """H_i, Eq. 2: what the losses are told of it, and the tensors they find in `aux`."""
+        """H_i, Eq. 2: the losses' arguments, and their tensors in `aux`."""
         method, network, target = self.method, local.network, state["own"]
         head = self._head(local)
         if method.align_to == "global":
@@ -228,42 +228,44 @@ class FedASServer(ServerRule):
 
     def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
-        up = yield from (self._chained(ctx, model) if self.method.align == "serial" else _asked(ctx, model))
-        said = up.clients()
+        up = yield from (
+            self._aligned_in_turn(ctx, model) if self.method.align == "serial" else _asked(ctx, model)
+        )
+        answered = up.clients()
         state, up, verdict = yield from ctx.judge(state, up, model)
-        heard = up.clients()
+        passed = up.clients()
         priors, verdict = (
-            self._weighed(ctx, said, heard, verdict) if self.method.synchronise else (None, verdict)
+            self._weighed(ctx, answered, passed, verdict) if self.method.synchronise else (None, verdict)
         )
         if self.method.extra_1_over_m:  # Eq. 8 as printed, although the weights sum to 1 already
-            ctx = replace(ctx, server_lr=ctx.server_lr / max(1, len(heard)))
+            ctx = replace(ctx, server_lr=ctx.server_lr / max(1, len(passed)))
         merged = ctx.reduce(state, up, model, verdict, priors)
         return merged.state | {"model": merged.model}, merged.verdict
 
     def _weighed(
-        self, ctx: Context, said: Uplink, heard: Uplink, verdict: Verdict
+        self, ctx: Context, answered: Uplink, passed: Uplink, verdict: Verdict
     ) -> tuple[Tensor | None, Verdict]:
-        """The weights of those that were let pass, and a record of everybody's trace and weight. None: the
-        traces say nothing."""
-        method, alpha = self.method, torch.zeros(len(said), dtype=torch.float64)
-        weights = shares(heard["fim"].double(), method.normalise, method.temperature, method.clip)  # Eq. 7
-        if len(heard):
-            alpha[torch.isin(said.ids, heard.ids)] = (
-                ctx.priors(heard).double() if weights is None else weights
+        """The weights of clients that passed, and a record of all traces and weights. None: the traces are
+        not usable."""
+        method, alpha = self.method, torch.zeros(len(answered), dtype=torch.float64)
+        weights = shares(passed["fim"].double(), method.normalise, method.temperature, method.clip)  # Eq. 7
+        if len(passed):
+            alpha[torch.isin(answered.ids, passed.ids)] = (
+                ctx.priors(passed).double() if weights is None else weights
             )
         silent = (
             ("the Fisher traces sum to 0 or are not finite: clients count by samples",)
-            if len(heard) and weights is None
+            if len(passed) and weights is None
             else ()
         )
         told = {
-            "fim": laid_out(said["fim"], said.ids, verdict.ids),
-            "alpha": laid_out(alpha, said.ids, verdict.ids, 0.0),
+            "fim": laid_out(answered["fim"], answered.ids, verdict.ids),
+            "alpha": laid_out(alpha, answered.ids, verdict.ids, 0.0),
         }
         verdict = replace(verdict, tables={**verdict.tables, **told}, notes=(*verdict.notes, *silent))
         return None if weights is None else weights.to(ctx.initial.dtype), verdict
 
-    def _chained(self, ctx: Context, model: Tensor) -> Steps[Uplink]:
+    def _aligned_in_turn(self, ctx: Context, model: Tensor) -> Steps[Uplink]:
         """The authors' in-place alignment: each client, in the order of ids, aligns what the one before it
         left, and trains from there. One exchange for each link; what a client aligned it has, and is not sent
         again."""
@@ -289,8 +291,8 @@ def _asked(ctx: Context, model: Tensor) -> Steps[Uplink]:
 def shares(
     traces: Tensor, normalise: str, temperature: float = 1.0, clip: float | None = None
 ) -> Tensor | None:
-    """alpha' of Eq. 7: weights that sum to 1; none where the traces say nothing. `clip` is in equal shares
-    1/m: a trace is what a client says of itself, and one that lies would be the whole average."""
+    """alpha' of Eq. 7: weights that sum to 1; None where the traces are not usable. `clip` is in equal shares
+    1/m: a client reports its own trace, and a false one could dominate the average."""
     total = traces.sum()
     if not bool(torch.isfinite(total)) or not bool(total > 0):
         return None
@@ -379,7 +381,7 @@ class FedAS(Method):
         " the data's order (code)",
     )
     align_to: Literal["own", "global"] = setting(
-        "own", "whose features: of the client's last backbone, or of the received one (Fig. 4b)"
+        "own", "source of the features: the client's last backbone, or the received one (Fig. 4b)"
     )
     align_loss: Literal["mean", "sum"] = setting(
         "mean", "squared distance per feature and sample, or Eq. 4's sum over both"
@@ -405,7 +407,8 @@ class FedAS(Method):
     )
     fim: Definition = setting(
         "batch-sum",
-        "whose gradients are squared: batches (summed or averaged), samples, all at once (full: of the sum;"
+        "gradients that are squared: those of batches (summed or averaged), samples, all at once (full:"
+        " of the sum;"
         " full-mean)",
     )
     normalise: Literal["proportional", "softmax", "min-max"] = setting(
@@ -413,7 +416,7 @@ class FedAS(Method):
     )
     temperature: float = setting(1.0, "what softmax divides the traces by", gt=0)
     clip: float | None = setting(
-        None, "the most weight of a client, in equal shares 1/m: 3.0 is three times as much as equal", ge=1
+        None, "largest weight of a client, in equal shares 1/m: 3.0 is three times an equal share", ge=1
     )
     extra_1_over_m: bool = setting(False, "divide the step by the number of clients, as Eq. 8 prints it")
     decoupling: Literal["head", "channels"] = setting(

@@ -25,7 +25,7 @@ class FedAvgClient(ClientRule):
 
 @register("method", "fedavg", paper=PAPER)
 class FedAvg(Method):
-    """One model for all: the average of what the clients trained. The yardstick of the field."""
+    """One model for all: the average of what the clients trained. The usual baseline."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "the model",

@@ -2,7 +2,7 @@
 local epochs.
 
 FedCAP calls it FedAvg-FT, FedAS FedAvg-P. A client outside the cohort keeps its last own model (`unselected =
-"keep_own"`, FedCAP's reading), or is scored with the undressed global model (`"deliver"`, what the FedAS
+"keep_own"`, FedCAP's reading), or is scored with the plain global model (`"deliver"`, what the FedAS
 repository does), or trains a copy (`"finetune"`)."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FedAvgFtClient(ClientRule):
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         mu = local.settings.mu
-        pulled = bool((plain(mu) != 0).any())  # a client whose mu is 0 is pulled by nothing
+        pulled = bool((plain(mu) != 0).any())  # a client with mu = 0 is not pulled
         fitted = local.fit(received.model, pull=(received.model, mu) if pulled else None)
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 

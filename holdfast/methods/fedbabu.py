@@ -19,7 +19,13 @@ from holdfast.local.client import Local, Received
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
 from holdfast.methods.context import Context
-from holdfast.methods.finetuning import Tuned, ask_to_tune, fit_part, tune, tuned_or_newest
+from holdfast.methods.finetuning import (
+    TunedPart,
+    ask_to_fine_tune,
+    fine_tune,
+    fit_part,
+    tuned_or_newest_model,
+)
 from holdfast.models.network import Network
 
 PAPER = "Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022"
@@ -52,26 +58,26 @@ class FedBabuClient(ClientRule):
         )
 
     def tune(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
-        fitted = tune(local, received.into(local.initial), self.method.tune, self.method.tune_epochs)
+        fitted = fine_tune(local, received.into(local.initial), self.method.tune, self.method.tune_epochs)
         return {"own": fitted.model, "tuned": torch.ones_like(state["tuned"])}, {
             "loss": fitted.loss.to(fitted.model.dtype)
         }
 
     def finetune(self, local: Local, state: State, received: Received) -> State:
-        """Training is for the common body alone; what a client makes of it for itself is the tuning."""
+        """Training is for the common body alone; personalisation is the tuning."""
         return self.tune(local, state, received, {})[0]
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        return tuned_or_newest(local, state, received)
+        return tuned_or_newest_model(local, state, received)
 
 
 class FedBabuServer(Averaging):
-    """Average the bodies; in the end, ask everybody to tune."""
+    """Average the bodies; in the end, ask all clients to tune."""
 
     method: FedBabu
 
     def finish(self, state: State, ctx: Context) -> Steps[State]:
-        return (yield from ask_to_tune(state, ctx, self.method.tune_epochs))
+        return (yield from ask_to_fine_tune(state, ctx, self.method.tune_epochs))
 
 
 @register("method", "fedbabu", paper=PAPER)
@@ -80,11 +86,11 @@ class FedBabu(Method):
     every client tunes.
 
     Until then all have one model, so the figures before the last are those of the common model; the last line
-    is after tuning, which counts as one more round (its one backbone per client is in the bytes). Whoever is
-    away at the end stays untuned."""
+    is after tuning, which counts as one more round (its one backbone per client is in the bytes). A client
+    that is away at the end stays untuned."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
-        "what travels": "backbone under a head that nobody trains",
+        "what travels": "backbone under a head that is not trained",
         "what a client keeps": "after the last round: all of it, tuned",
         "personal model": "that",
     }
@@ -93,9 +99,9 @@ class FedBabu(Method):
     models = ("global", "personal")
     deploys = "personal"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"tune_epochs": (1, 5, 10)}
-    tune: Tuned = setting(
+    tune: TunedPart = setting(
         "all", "what a client tunes after the last round: the whole model (PFLlib) or only the head"
     )
     tune_epochs: int = setting(
-        10, "epochs of that tuning (PFLlib: 10; 0: everybody uses the common model)", ge=0
+        10, "epochs of that tuning (PFLlib: 10; 0: every client uses the common model)", ge=0
     )

@@ -15,14 +15,14 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.registry import register
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import Method
-from holdfast.methods.partial_sharing import KeepsTheRest
+from holdfast.methods.partial_sharing import PartialSharingClient
 from holdfast.models.network import Network
 
 PAPER = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
 
 
-class FedBnClient(KeepsTheRest):
-    """Everything from the server, the normalisation from oneself."""
+class FedBnClient(PartialSharingClient):
+    """Everything from the server, the normalisation from the client itself."""
 
     def shared(self, network: Network, round: int) -> Tensor:
         mine = network.normalisation
@@ -38,9 +38,9 @@ class FedBnClient(KeepsTheRest):
 class FedBn(Method):
     """FedAvg, but every client keeps its BatchNorm layers, scale, shift and running statistics, for itself.
 
-    For clients whose inputs look different (other sensors, other scanners). GroupNorm and LayerNorm know
-    nothing of other samples and travel. A client that has never trained has the start's statistics, which fit
-    nobody: score such clients by `evaluate.unselected = "finetune"`."""
+    For clients whose inputs look different (other sensors, other scanners). GroupNorm and LayerNorm do not
+    depend on other samples, and travel. A client that has never trained has the start's statistics, which fit
+    no client: score such clients by `evaluate.unselected = "finetune"`."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "all but BatchNorm",

@@ -3,8 +3,8 @@
 
 The server keeps, of the last cohort, the models that clients ended with (recovered, w~_i) and how far those
 are from one common reference model w (calibrated updates d~_i). From them it makes each client a model of its
-own: alike clients weigh more (Eq. 3 to 5). Whoever ends too far from the reference is banned. The client
-trains the model it is sent, and a private one that is pulled to it (Eq. 7).
+own: similar clients have more weight (Eq. 3 to 5). A client that ends too far from the reference is banned.
+The client trains the model it is sent, and a private one that is pulled to it (Eq. 7).
 
 A client that was not in the last cohort has no calibrated update. It is asked for one first: the server sends
 the reference against which the pool was calibrated, the client trains from it and sends only the difference
@@ -35,7 +35,8 @@ POOL = ("pool/ids", "pool/models", "pool/updates", "pool/counts")
 
 
 class FedCapClient(ClientRule):
-    """Train the received model for the server and, unless switched off, a private one for oneself."""
+    """Train the received model for the server and, unless switched off, a private one for the client
+    itself."""
 
     method: FedCap
     tasks = frozenset({"train", "request"})
@@ -48,14 +49,14 @@ class FedCapClient(ClientRule):
             return usual
         weighed = (
             self.method.reference == "customised"
-        )  # then the server averages what it sends by samples, before anybody trains
+        )  # then the server averages the models that it sends by samples, before clients train
         return {name: usual[name] for name in ("update", "count") if name == "update" or weighed}
 
     def init(self, local: Local) -> State:
         return {"personal" if self.method.personalise else "own": local.initial}
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
-        if not self.method.personalise:  # as fedavg-ft: what one trained is what one uses
+        if not self.method.personalise:  # as fedavg-ft: a client uses what it trained
             fitted = local.fit(received.model)
             return {"own": fitted.model}, local.report(fitted.model, received, fitted)
         pull = torch.cat([torch.zeros_like(local.settings.lam), local.settings.lam])
@@ -66,7 +67,7 @@ class FedCapClient(ClientRule):
         return {"personal": v}, local.report(w, received, both)
 
     def request(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[None, Fields]:
-        """d_k = w_k - w: where one's data would lead from the reference. Nothing of it is kept."""
+        """d_k = w_k - w: where the client's data would lead from the reference. Nothing of it is kept."""
         fitted = local.fit(received.model)
         report = local.report(fitted.model, received, fitted)
         return None, {name: report[name] for name in self.schema("request", local.wire)}
@@ -129,28 +130,28 @@ class FedCapServer(ServerRule):
         )  # with the mean this is Eq. 6: survivors' w~, by samples
         state, verdict = merged.state, merged.verdict
         if self.method.customise:
-            told = {
+            recorded = {
                 "customisation": weights,
                 "customisation/pool": state["pool/ids"],
                 "norms/sent": _sent(up, verdict),
             }
-            verdict = replace(verdict, tables={**verdict.tables, **told})
+            verdict = replace(verdict, tables={**verdict.tables, **recorded})
         if "banned" in state:
             state = state | {
                 "banned": (
                     torch.cat([state["banned"], torch.tensor([*verdict.banned], dtype=torch.int64)]).unique()
                 )
             }
-        people = kept & up.is_client
+        survivors = kept & up.is_client
         if not bool(
-            people.any()
-        ):  # nobody survived: reference and pools stay, and so both still belong together
+            survivors.any()
+        ):  # no client is left: reference and pools stay, so that they still belong together
             return state | _without(state, verdict), verdict
         if not self.method.customise:
             return state | {"model": merged.model}, verdict
-        pools = (up.ids[people], recovered[people], judged["update"][people], up["count"][people])
+        pools = (up.ids[survivors], recovered[survivors], judged["update"][survivors], up["count"][survivors])
         if "first" in state and not state["first"]:
-            state = state | {"first": people.sum()}
+            state = state | {"first": survivors.sum()}
         return (
             state
             | {
@@ -162,7 +163,7 @@ class FedCapServer(ServerRule):
         )
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
-        """Members of the pool from the pool; everybody else is asked for an update first, as in a round."""
+        """Members of the pool from the pool; all others are asked for an update first, as in a round."""
         weights, _ = yield from self._weights(state, ctx, ids)
         return _customised(broadcast("deliver", state["model"], ids), state, weights)
 
@@ -219,18 +220,18 @@ class FedCapServer(ServerRule):
 
 def customisation(similar: Tensor, own: Tensor, alpha: float, phi: float | str) -> Tensor:
     """Eq. 5 as released: p'_kk = phi, the rest shared out by the softmax of alpha * p_ki over i != k; without
-    a self term where k is not in the pool. `own` [n, m] marks where a client meets itself."""
+    a self term where k is not in the pool. `own` [n, m] marks a client's own model."""
     others = torch.softmax((alpha * similar).masked_fill(own, -torch.inf), dim=1).nan_to_num(nan=0.0)
     share = 1 / own.shape[1] if phi == "uniform" else float(phi)
     kept = own.any(1, keepdim=True) * torch.full_like(others[:, :1], share)
-    kept[others.sum(1) == 0] = 1.0  # nobody else is in the pool
+    kept[others.sum(1) == 0] = 1.0  # no other client is in the pool
     return (1 - kept) * others + kept * own
 
 
 def _customised(asked: Exchange, state: State, weights: Tensor) -> Exchange:
     """The same request with each client's own model, what_k = sum of p'_ki w~_i, in place of the common one;
-    buffers are averaged with the same weights. The server's own pseudo-client, and whoever has no weights,
-    gets the common one."""
+    buffers are averaged with the same weights. The server's own pseudo-client, and clients without weights,
+    get the common one."""
     served = weights.sum(1) > 0
     if not bool(served.any()):
         return asked
@@ -251,8 +252,8 @@ def _calibrated(asked: Exchange, up: Uplink, reference: Tensor, wire: Wire) -> t
 
 
 def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tensor, Verdict]:
-    """Who stays: those whom the detectors let pass, without models that overflowed when an update that
-    screening let pass was added."""
+    """The clients that stay: those that the detectors accepted, without models that overflowed when an
+    accepted update was added."""
     update = calibrated["update"]
     finite = update.amin(1).isfinite() & update.amax(1).isfinite()
     kept = torch.isin(calibrated.ids, passed.ids)
@@ -270,7 +271,7 @@ def _sent(up: Uplink, verdict: Verdict) -> Tensor:
 
 
 def _without(state: State, verdict: Verdict) -> State:
-    """The pools without those who have just been banned."""
+    """The pools without clients that have just been banned."""
     if "pool/ids" not in state:
         return {}
     left = ~torch.isin(state["pool/ids"], torch.tensor([*verdict.banned], dtype=torch.int64))
@@ -310,7 +311,7 @@ def customise(run: FinishedRun, update: Tensor | Mapping[str, Tensor]) -> nn.Mod
 
 @register("method", "fedcap", paper=PAPER)
 class FedCap(Method):
-    """A model for each client from those of alike clients, a ban on models far from the common one, and a
+    """A model for each client from those of similar clients, a ban on models far from the common one, and a
     private model pulled to it.
 
     Without any of its four switches this is `fedavg-ft`, with `personalise` alone `ditto`. The experiment's
@@ -345,7 +346,10 @@ class FedCap(Method):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"removal": "ignored"}}
     search = {"alpha": (2.0, 5.0, 10.0), "phi": (0.1, 0.2, 0.3), "lam": (0.1, 0.5, 1.0)}
     alpha: float = setting(
-        10.0, "how much more alike clients weigh (0: all the same); 2 for skewed features", ge=0
+        10.0,
+        "sharpness of the softmax over cosine similarity; 0 weighs all clients equally; 2 for skewed"
+        " features",
+        ge=0,
     )
     phi: Annotated[float, Field(ge=0, le=1)] | Literal["uniform"] = setting(
         0.3, "a client's own share of its customised model, in [0, 1]; uniform: one by the size of the pool"
@@ -353,11 +357,13 @@ class FedCap(Method):
     lam: float = setting(
         0.1, "strength of the pull of the private model to the customised one (0: local training)", ge=0
     )
-    t_norm: float = setting(10.0, "the longest calibrated update that is let pass", gt=0)
+    t_norm: float = setting(10.0, "largest length of a calibrated update that passes", gt=0)
     t_unit: Literal["absolute", "median"] = setting(
-        "absolute", "t_norm as it stands, or in units of the cohort's median norm"
+        "absolute", "unit of t_norm: absolute, or the cohort's median norm"
     )
-    customise: bool = setting(True, "each client its own mixture; else everybody is sent the reference model")
+    customise: bool = setting(
+        True, "send each client its own mixture; else send all clients the reference model"
+    )
     calibrate: bool = setting(
         True, "compare and judge updates as seen from the reference model; else as they were sent"
     )
@@ -372,7 +378,7 @@ class FedCap(Method):
         "recovered", "mean of recovered models (Eq. 6) or of those sent (Algorithm 1)"
     )
     removal: Literal["excluded", "ignored"] = setting(
-        "excluded", "banned clients are drawn no more; or still drawn and left out"
+        "excluded", "banned clients are not drawn any more; or still drawn and left out"
     )
     variant: Literal["paper", "authors"] = setting(
         "paper", "authors: the released code's removal and uniform phi"

@@ -2,9 +2,9 @@
 Finding Your Best Peers.
 
 Ditto for clients that have plenty of one class and little of another: the update of the last layer shows the
-server who is rich in a class (Algorithm 1), and a client starts its personal training from the mean of its
-own model and those of the peers that were found (Eq. 2). A round has two barriers, because matching needs
-everybody's update: `train` (w), match, `personalise` (v)."""
+server which clients are rich in a class (Algorithm 1), and a client starts its personal training from the
+mean of its own model and those of the peers that were found (Eq. 2). A round has two barriers, because
+matching needs all updates: `train` (w), match, `personalise` (v)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, Serv
 from holdfast.methods.context import Context
 
 NOT_WANTED, NOBODY = -1, -2
-"""In the table `matches`, where there is no peer's id: the client did not ask for this class, or nobody was
+"""In the table `matches`, where there is no peer's id: the client did not ask for this class, or no peer was
 found."""
 
 
 class FedComClient(ClientRule):
-    """Train the received w and say which classes are wanted; then mix the peers' v into one's own and train
-    it, pulled to w."""
+    """Train the received w and report which classes are wanted; then mix the peers' v into the own one and
+    train it, pulled to w."""
 
     tasks = frozenset({"train", "personalise"})
     knows = frozenset({"target"})
@@ -94,8 +94,8 @@ class FedComClient(ClientRule):
         return local.fit(start, pull=(target, local.settings.lam), **epochs).model
 
     def wanted(self, local: Local) -> Tensor:
-        """bool[n, classes]: the client's target class where it is told one; else all it has few samples of,
-        be they noise or not."""
+        """bool[n, classes]: the client's target class where the partition names one; else all classes of
+        which it has few samples."""
         classes = last_layer(local.network.layout).shape[0]
         if local.samples.classes != classes:
             raise ConfigError(
@@ -115,7 +115,7 @@ class FedComClient(ClientRule):
         return torch.where(target[:, None] >= 0, named, few)
 
     def finetune(self, local: Local, state: State, received: Received) -> State:
-        """Whoever was not asked has no peers either: Ditto's personal step."""
+        """A client that was not asked has no peers either: Ditto's personal step."""
         return {**state, "personal": self.pulled(local, state["personal"], received.into(state["anchor"]))}
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
@@ -124,7 +124,7 @@ class FedComClient(ClientRule):
 
 def last_layer(layout: Layout) -> Slot:
     """The weight matrix of the linear layer that a network, or its head where it names one, ends with: a row
-    per class. Its bias, if any, is not looked at."""
+    per class. Its bias, if any, is not used."""
     parameters = [
         slot
         for slot in layout.slots
@@ -133,8 +133,8 @@ def last_layer(layout: Layout) -> Slot:
     weights = [slot for slot in parameters[-2:] if len(slot.shape) == 2]
     if not weights or weights[-1] is not parameters[-1] and weights[-1].shape[:1] != parameters[-1].shape:
         raise ConfigError(
-            "fedcom: clients are matched by the rows of a last linear layer, and the network's last"
-            " parameters are none; choose another model"
+            "fedcom: clients are matched by the rows of a last linear layer, which this network does not"
+            " have; choose another model"
         )
     return weights[-1]
 
@@ -179,7 +179,7 @@ def gathered(
 
 
 class FedComServer(ServerRule):
-    """Average w as ever, match, and hand on personal models. Remembers the last signal and the last personal
+    """Average w, match, and send personal models to peers. Remembers the last signal and the last personal
     model of every client."""
 
     method: FedCom
@@ -207,10 +207,10 @@ class FedComServer(ServerRule):
         for part in torch.arange(len(asking)).split(
             1 if self.method.order == "sequential" else max(1, len(asking))
         ):
-            back = yield handed_on(state, asking.ids[part], matches[part])
+            back = yield to_personalise(state, asking.ids[part], matches[part])
             back = back.only(
                 ~_among(back.ids, verdict.rejected)
-            )  # what is suspect is not handed on in the next round either
+            )  # a suspect model is not sent on in the next round either
             state = remember(state, "personal", back.ids, back["personal"])
         table = torch.full((len(verdict.ids), matches.shape[1]), NOT_WANTED, dtype=torch.int64)
         table[torch.isin(verdict.ids, asking.ids)] = matches
@@ -219,8 +219,8 @@ class FedComServer(ServerRule):
     def _matched(
         self, state: State, ctx: Context, asking: Uplink, passed: Uplink, not_now: set[int], banned: set[int]
     ) -> tuple[State, Tensor]:
-        """The matches [n, classes] of those who ask, among all who are remembered; not with whoever was
-        turned away."""
+        """The matches [n, classes] of clients that ask, among all that are remembered, except rejected
+        ones."""
         for name in ("signal", "personal"):
             state = forget(state, name, banned)
         if not self.method.matching:
@@ -254,12 +254,12 @@ class FedComServer(ServerRule):
 
 
 def match(own: Tensor, asking: Tensor, wanted: Tensor, signals: Tensor, ids: Tensor, channels: int) -> Tensor:
-    """Algorithm 1 for all who ask: [n, classes], for each wanted class the id of the peer, else NOT_WANTED or
-    NOBODY.
+    """Algorithm 1 for all clients that ask: [n, classes], for each wanted class the id of the peer, else
+    NOT_WANTED or NOBODY.
 
-    The smallest entries of the client's own row say which channels matter; the peer is whoever pushed these
-    up most (line 6), other than oneself. Equal sums: the lowest id. Where all rows are the same, nobody has
-    learnt anything of the class; nor has who has only zeros."""
+    The smallest entries of the client's own row decide which channels matter; the peer is the other client
+    that increased these most (line 6). Equal sums: the lowest id. Where all rows are the same, no client has
+    learnt the class; nor has a client with only zeros."""
     found = torch.where(wanted, NOBODY, NOT_WANTED)
     for k, c in wanted.nonzero().tolist():
         others = (ids != asking[k]) & signals[:, c].any(1)
@@ -272,7 +272,7 @@ def match(own: Tensor, asking: Tensor, wanted: Tensor, signals: Tensor, ids: Ten
     return found
 
 
-def handed_on(state: State, to: Tensor, matches: Tensor) -> Exchange:
+def to_personalise(state: State, to: Tensor, matches: Tensor) -> Exchange:
     """The request to personalise: to each client the personal models of its peers, as far as the server has
     them, each once."""
     row_of = {client: row for row, client in enumerate(state["personal/ids"].tolist())}
@@ -353,7 +353,7 @@ class FedCom(Method):
         "jacobi", "peers' models of the last round; or the newest, one client at a time"
     )
     pull_to: Literal["global", "peer"] = setting(
-        "global", "v is pulled to the received w (Eq. 3), or to the mean of the peers' models"
+        "global", "target of the pull: the received w (Eq. 3), or to the mean of the peers' models"
     )
     personal_epochs: int | None = setting(
         None, "s, in epochs; none: as many as train.local_epochs (or local_steps)", ge=0

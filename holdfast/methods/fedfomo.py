@@ -1,10 +1,9 @@
 """FedFomo. Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model
 Optimization, ICLR 2021.
 
-There is no global model. The server keeps every client's last model and sends a client the M that have served it best; the client tries
-them on validation data of its own and takes what helps. Against w_old, from which its own last training began, model j counts
+There is no global model. The server keeps every client's last model and sends a client the M that have served it best; the client tests them on validation data of its own and takes what helps. Against w_old, from which its own last training began, model j counts
     omega_j = (L(w_old) - L(w_j)) / |w_j - w_old|,   what is below 0 as 0, the rest divided by its sum:   w = sum_j omega_j w_j.
-If nothing helps, it keeps its own. Then it trains. The server adds up the omega_j in a matrix of affinities: who served whom.
+If nothing helps, it keeps its own. Then it trains. The server adds up the omega_j in a matrix of affinities: which model helped which client.
 
 
 """  # noqa: E501
@@ -32,15 +31,15 @@ from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 
 MOST = 1e6
-"""How much a model can serve or hurt: one whose loss is not finite hurts this much, and a liar can claim no
-more."""
+"""How much a model can serve or hurt: one whose loss is not finite hurts this much, and a false claim can be
+no larger."""
 
 
 class FedFomoClient(ClientRule):
-    """Try the models of others, take what helps, train.
+    """Test the models of others, take what helps, train.
 
-    The first place among the received models is for a client that has none of its own yet; the M others stand
-    behind it."""
+    The first place among the received models is for a client that has none of its own yet; the M others come
+    after it."""
 
     method: FedFomo
 
@@ -73,7 +72,7 @@ class FedFomoClient(ClientRule):
         """The model to begin with, and omega [n, M] of the models of others, below 0 where they hurt. The own
         model is a candidate too."""
         there = (received.pick[:, 1:] >= 0).to(own.device)
-        if not bool(there.any()):  # nobody has sent anything yet, or M = 0
+        if not bool(there.any()):  # no client has sent a model yet, or M = 0
             return own, own.new_zeros(local.n, self.method.others)
         before = self._loss(local, held, old)
         candidates = [received.models(1 + j) for j in range(received.pick.shape[1] - 1)]
@@ -85,14 +84,12 @@ class FedFomoClient(ClientRule):
         share = share / torch.where(total > 0, total, torch.ones_like(total))
         mixed = torch.zeros_like(own)
         for weight, model in zip(share.split(1, 1), (own, *candidates), strict=True):
-            mixed = mixed + torch.where(
-                weight > 0, weight * model, 0.0
-            )  # 0 times what is no number would be no number
+            mixed = mixed + torch.where(weight > 0, weight * model, 0.0)  # 0 times NaN would be NaN
         return torch.where(total > 0, mixed, own), omega[:, 1:]
 
     def _served(self, local: Local, held: Padded, before: Tensor, old: Tensor, model: Tensor) -> Tensor:
-        """omega_j. How far two models are apart is a matter of their parameters; counters of BatchNorm have
-        no say."""
+        """omega_j. The distance of two models is that of their parameters; counters of BatchNorm do not
+        count."""
         split = local.network.layout.split
         apart = (split(model)[0] - split(old)[0]).double().norm(dim=1)
         omega = (before - self._loss(local, held, model)) / torch.where(
@@ -102,13 +99,13 @@ class FedFomoClient(ClientRule):
 
     def _loss(self, local: Local, held: Padded, model: Tensor) -> Tensor:
         """Each client's mean cross-entropy on what it holds back; 0 for any model where that is nothing,
-        infinite instead of no number."""
+        infinite instead of NaN."""
         found = score(
             local.network, self.predict, model, torch.arange(local.n), local.samples, held, local.plan
         )
         return (
             (found.loss / found.total.clamp(min=1)).nan_to_num(nan=torch.inf).to(model.device)
-        )  # scores are told on the host
+        )  # scores are returned on the host
 
     def _held_back(self, local: Local) -> tuple[Local, Padded]:
         """Validation samples. A client that has none holds back a part of its training samples, the same in
@@ -136,7 +133,7 @@ class FedFomoClient(ClientRule):
 
 
 class FedFomoServer(ServerRule):
-    """Keep the last models and who served whom."""
+    """Keep the last models and which model helped which client."""
 
     method: FedFomo
 
@@ -153,7 +150,7 @@ class FedFomoServer(ServerRule):
         )
         best = best[torch.isin(ctx.cohort, up.ids)]
         trained = ctx.wire.moved(ctx.initial, up["update"], up["buffers"])
-        fresh = model_memory.with_sent(state, up.ids, trained)
+        fresh = model_memory.remember(state, up.ids, trained)
         place = torch.searchsorted(fresh["ids"], state["ids"])
         affinity = ctx.initial.new_zeros(len(fresh["ids"]), len(fresh["ids"]))
         affinity[place[:, None], place] = state["affinity"]
@@ -166,8 +163,8 @@ class FedFomoServer(ServerRule):
         return {**fresh, "affinity": affinity}, Verdict(up.ids, tables=tables)
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
-        """A client that has never sent anything has no model and no friends: it is given the mean of all that
-        there are."""
+        """A client that has never sent anything has no model and no affinities: it gets the mean of all
+        models."""
         yield from ()
         models = state["models"]
         mean = models.mean(0) if len(models) else ctx.initial
@@ -180,8 +177,8 @@ class FedFomoServer(ServerRule):
         )
 
     def _best(self, state: State, ctx: Context, ids: Tensor) -> Tensor:
-        """[n, M]: places of the models that have served these clients best, never their own; among equals
-        luck decides. -1: no more."""
+        """[n, M]: places of the models that have served these clients best, never their own; ties are broken
+        at random. -1: no more."""
         n, known, wanted = len(ids), len(state["ids"]), self.method.others
         affinity = torch.zeros(n, known, dtype=torch.float64)
         seen = torch.isin(ids, state["ids"])
@@ -205,17 +202,17 @@ def _at(ids: Tensor, places: Tensor) -> Tensor:
     paper="Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021",
 )
 class FedFomo(Method):
-    """No global model: a client tries the models that have served it best on validation data of its own, and
+    """No global model: a client tests the models that have helped it most on validation data of its own, and
     mixes what helps.
 
     What travels: up to M models of others down, one model and M numbers up; a client's own model is always
-    among those it tries, but is not sent to it. Models that nobody has sent are never handed on. Validation
+    among those it tests, but is not sent to it. Models that no client has sent are never sent on. Validation
     data is `data.split.validation`; a client without it holds back a part of its training samples. Nothing is
-    reduced to one model, so an aggregator or a detector has no place here: a model that hurts is weighed with
-    0 by whoever tries it. A client first seen late tries M models at random; one that never trained is scored
-    with the mean of all models. M is PFLlib's default (FedCAP: half of the cohort). Differences: in PFLlib
-    the own model takes one of the M places, luck does not decide among equals, and models that nobody sent
-    may be; FedCAP's port never mixes anything."""
+    reduced to one model, so aggregators and detectors do not apply: a client gives a harmful model weight 0.
+    A client first seen late tests M models at random; one that never trained is scored with the mean of all
+    models. M is PFLlib's default (FedCAP: half of the cohort). Differences: in PFLlib the own model takes one
+    of the M places, ties are not broken at random, and models that no client sent may be sent on; FedCAP's
+    port never mixes anything."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "down the models that served the client best, up the own one",
@@ -229,13 +226,13 @@ class FedFomo(Method):
     reduces = False
     tables = {
         "affinity": RecordedTable("how much each model that a client was sent helped it", kind="pairs"),
-        "sent": RecordedTable("whose models each client was sent (-1: no more)", kind="pairs"),
+        "sent": RecordedTable("clients whose models each client was sent (-1: no more)", kind="pairs"),
     }
     search: ClassVar[dict[str, tuple[float, ...]]] = {"others": (2, 5, 10)}
     others: int = setting(5, "M: how many models of others a client is sent (0: local training)", ge=0)
     held_back: float = setting(
         0.2,
-        "share of the training samples that a client without validation samples tries models on",
+        "share of the training samples that a client without validation samples tests models on",
         gt=0,
         lt=1,
     )

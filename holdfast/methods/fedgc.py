@@ -1,6 +1,6 @@
 """FedGC. Niu, Deng: Federated Learning for Face Recognition with Gradient Correction, AAAI 2022.
 
-Made for clients whose classes are people that nobody else knows: a client's head has only the classes it
+Made for clients whose classes are persons that no other client has: a client's head has only the classes it
 holds, so nothing keeps its class embeddings (the head's rows) apart from those of other clients. The server
 does: it averages the bodies, keeps every client's head, and takes one gradient step on a softmax that wants
 each embedding near its class and far from what other clients hold."""
@@ -20,7 +20,7 @@ from holdfast.core.types import Exchange, Field, Round, Schema, State, Steps
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
-from holdfast.methods.model_memory import with_sent, without
+from holdfast.methods.model_memory import forget, remember
 from holdfast.methods.own_heads import as_of_one_model, head_of, under_own_heads
 from holdfast.models.features import linear_head
 from holdfast.models.heads import ReplacedHead, replace_head
@@ -33,7 +33,7 @@ ROWS_AT_ONCE = 1024
 
 
 class Present(ReplacedHead):
-    """A head that knows only some of the classes; one that was told of none knows all."""
+    """A head that knows only some of the classes; one without any class list knows all."""
 
     present: Tensor
 
@@ -102,9 +102,9 @@ def correction(rows: Tensor, held: Tensor, alike: bool) -> Tensor:
         -log( exp(w_kc . m_c) / (exp(w_kc . m_c) + sum of exp(w_kc . w_zj) over other clients z and the
         classes j they hold) )
 
-    where m_c is the mean embedding of class c, which is held fast: with one client for each class that is the
-    embedding itself, as in the paper. Classes that several clients hold are not driven apart, unless `alike`:
-    then j may be c."""
+    where m_c is the mean embedding of class c, which is kept fixed: with one client for each class that is
+    the embedding itself, as in the paper. Classes that several clients hold are not driven apart, unless
+    `alike`: then j may be c."""
     k, c = held.nonzero(as_tuple=True)
     owned = held.to(rows.dtype)
     means = torch.einsum("kc,kcd->cd", owned, rows) / owned.sum(0).clamp(min=1)[:, None]
@@ -138,15 +138,15 @@ class FedGCServer(ServerRule):
         up = yield asked
         state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model, ctx.wire), model)
         merged = ctx.reduce(state, up, model, verdict)
-        heard = up.clients()
-        sent = (heard["update"] + ctx.wire.split(model)[0])[:, head_of(ctx)]
-        state = with_sent(
-            without(merged.state, verdict.banned),
-            heard.ids,
-            torch.cat([sent, (heard["held"] > 0).to(sent)], 1),
+        replies = up.clients()
+        sent = (replies["update"] + ctx.wire.split(model)[0])[:, head_of(ctx)]
+        state = remember(
+            forget(merged.state, verdict.banned),
+            replies.ids,
+            torch.cat([sent, (replies["held"] > 0).to(sent)], 1),
         )
         with ctx.timer.part("correct"):
-            heads, notes = self._corrected(state, ctx, heard.ids)
+            heads, notes = self._corrected(state, ctx, replies.ids)
         verdict = replace(merged.verdict, notes=(*merged.verdict.notes, *notes))
         return {**state, "models": heads, "model": merged.model}, verdict
 
@@ -154,9 +154,8 @@ class FedGCServer(ServerRule):
         yield from ()
         return self._sent(state, ctx, ctx.ask("deliver", state["model"], ids))
 
-    def _corrected(self, state: State, ctx: Context, heard: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-        """One step, of the heads that came in this round; those of other clients are there to keep away
-        from."""
+    def _corrected(self, state: State, ctx: Context, replies: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+        """One step, of the heads that came in this round; those of other clients are only repelled from."""
         weight, heads = linear_head(ctx.wire.layout(ctx.layout))[0], state["models"].clone()
         head = head_of(ctx).nonzero().flatten()
         rows = ((head >= weight.start) & (head < weight.stop)).nonzero().flatten()
@@ -165,7 +164,7 @@ class FedGCServer(ServerRule):
         heads[:, rows] -= (
             self.method.lam
             * self.method.lr
-            * torch.where(torch.isin(state["ids"], heard)[:, None], gradient, 0.0)
+            * torch.where(torch.isin(state["ids"], replies)[:, None], gradient, 0.0)
         )
         if bool(torch.isfinite(heads).all()):
             return heads, ()
@@ -193,8 +192,8 @@ class FedGC(Method):
     linear layer. It travels at full width, rows of absent classes included, and beside it how many samples of
     each class the client has. An absent class is never chosen: a test sample of it counts as a mistake. A
     client first seen late starts from the averaged head. The paper has one client for each class; where
-    several hold a class, each is drawn to the class's mean, and they are not driven apart unless `against`
-    says so."""
+    several hold a class, each is drawn to the class's mean, and they are driven apart only where `against` is
+    "all"."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "body and head, corrected by the server",

@@ -1,9 +1,8 @@
 """FedGH. Yi, Wang, Liu, Shi, Yu: FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM
 MM 2023.
 
-Clients train a model each and send what their classes look like to it: the mean features of each class. The
-server trains one head on these (mean, label) pairs and gives it to everybody. Bodies never travel, and may
-even differ."""
+Clients train a model each and send the mean features of each class. The server trains one head on these
+(mean, label) pairs and sends it to all clients. Bodies never travel, and may even differ."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from holdfast.models.network import Network
 
 
 class FedGHClient(ClientRule):
-    """Train everything from the received head on; send the class means of one's features."""
+    """Train everything from the received head on; send the class means of its features."""
 
     def shared(self, network: Network, round: int) -> Tensor:
         return network.head
@@ -69,7 +68,7 @@ class FedGHServer(ServerRule):
     method: FedGH
 
     def init(self, ctx: Context) -> State:
-        linear_head(ctx.layout)  # or a refusal, before anybody trains
+        linear_head(ctx.layout)  # refused before any client trains
         return super().init(ctx)
 
     def round(self, state: State, ctx: Context) -> Round:
@@ -81,7 +80,7 @@ class FedGHServer(ServerRule):
             model = self._trained(state["model"], ctx, up["prototypes"][client, label], label)
         verdict = Verdict(up.ids, tables={"held": up["held"].double()})
         if not bool(torch.isfinite(model).all()):
-            note = "the head ran away on what clients sent: it stays as it was; try a lower method.head_lr"
+            note = "training the head diverged, so it stays as it was; try a lower method.head_lr"
             return state, replace(verdict, notes=(note,))
         return {**state, "model": model}, verdict
 

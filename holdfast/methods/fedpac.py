@@ -28,7 +28,7 @@ from holdfast.local.losses import Batch, Loss
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 from holdfast.methods.finetuning import fit_part
-from holdfast.methods.model_memory import with_sent
+from holdfast.methods.model_memory import remember
 from holdfast.methods.own_heads import as_of_one_model, head_of, under_own_heads
 from holdfast.models.features import catching, head_sizes
 
@@ -116,9 +116,9 @@ def statistics(seen: Prototypes) -> tuple[Tensor, Tensor]:
 
 
 def mixtures(variance: Tensor, h: Tensor, smallest: float) -> tuple[Tensor, list[int]]:
-    """Row i: the weights alpha_i of everybody's head in client i's, min a^T (diag(V) + B_i) a on the simplex,
-    where B_i[j, l] is the sum over classes of <h_i - h_j, h_i - h_l>; small weights are dropped. Also who has
-    no answer, and keeps to its own head."""
+    """Row i: the weights alpha_i of all heads in that of client i, min a^T (diag(V) + B_i) a on the simplex,
+    where B_i[j, l] is the sum over classes of <h_i - h_j, h_i - h_l>; small weights are dropped. Also the
+    clients without a finite solution, which keep their own heads."""
     flat = h.flatten(1).double()
     inner, out, alone = flat @ flat.T, torch.eye(len(h), dtype=torch.float64), []
     for i in range(len(h)):
@@ -134,7 +134,7 @@ def mixtures(variance: Tensor, h: Tensor, smallest: float) -> tuple[Tensor, list
 
 class FedPACServer(ServerRule):
     """Average the models; then mix a head for each client that sent one. `models` are these heads, `ids`
-    whose they are."""
+    their clients."""
 
     method: FedPAC
 
@@ -146,19 +146,19 @@ class FedPACServer(ServerRule):
 
     def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
-        told = {
+        extra = {
             name: state[name].expand(len(ctx.cohort), *state[name].shape) for name in ("prototypes", "known")
         }
-        asked = self._sent(state, ctx, ctx.ask("train", model, **told))
+        asked = self._sent(state, ctx, ctx.ask("train", model, **extra))
         up = yield asked
         state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model, ctx.wire), model)
         merged = ctx.reduce(state, up, model, verdict)
-        heard = up.clients()
-        heard = heard.only(heard["held"].sum(1) > 0)  # whoever has no sample knows nothing of features
+        replies = up.clients()
+        replies = replies.only(replies["held"].sum(1) > 0)  # a client without samples has no features
         with ctx.timer.part("heads"):
-            state, verdict = self._mixed(merged.state, ctx, heard, model, merged.verdict)
+            state, verdict = self._mixed(merged.state, ctx, replies, model, merged.verdict)
         prototypes, known = averaged(
-            heard["prototypes"], heard["held"], self.method.weighting, state["prototypes"], state["known"]
+            replies["prototypes"], replies["held"], self.method.weighting, state["prototypes"], state["known"]
         )
         return {**state, "model": merged.model, "prototypes": prototypes, "known": known}, verdict
 
@@ -167,22 +167,22 @@ class FedPACServer(ServerRule):
         return self._sent(state, ctx, ctx.ask("deliver", state["model"], ids))
 
     def _mixed(
-        self, state: State, ctx: Context, heard: Uplink, model: Tensor, verdict: Verdict
+        self, state: State, ctx: Context, replies: Uplink, model: Tensor, verdict: Verdict
     ) -> tuple[State, Verdict]:
         head = head_of(ctx)
-        sent = heard["update"][:, head] + ctx.wire.split(model)[0][head]
-        alpha, alone = mixtures(heard["variance"], heard["h"], self.method.smallest)
+        sent = replies["update"][:, head] + ctx.wire.split(model)[0][head]
+        alpha, alone = mixtures(replies["variance"], replies["h"], self.method.smallest)
         place, table = (
-            torch.isin(verdict.ids, heard.ids),
+            torch.isin(verdict.ids, replies.ids),
             torch.zeros(len(verdict.ids), len(verdict.ids), dtype=torch.float64),
         )
         table[place.nonzero(), place.nonzero().T] = alpha
         notes = tuple(
-            f"client {int(heard.ids[i])} keeps to its own head: its mixture has no finite answer"
+            f"client {int(replies.ids[i])} keeps its own head: its mixture has no finite solution"
             for i in alone
         )
         verdict = replace(verdict, tables={**verdict.tables, "alpha": table}, notes=(*verdict.notes, *notes))
-        return with_sent(state, heard.ids, alpha.to(sent.dtype) @ sent), verdict
+        return remember(state, replies.ids, alpha.to(sent.dtype) @ sent), verdict
 
     def _sent(self, state: State, ctx: Context, asked: Exchange) -> Exchange:
         return under_own_heads(asked, state["model"], head_of(ctx), state["ids"], state["models"])
@@ -194,13 +194,13 @@ class FedPACServer(ServerRule):
     paper="Xu, Tong, Huang, Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023",
 )
 class FedPAC(Method):
-    """An averaged body, features aligned to common prototypes, and for each client a head mixed from
-    everybody's by a quadratic programme.
+    """An averaged body, features aligned to common prototypes, and for each client a head mixed from those of
+    all clients by a quadratic programme.
 
     Up go the model, class means, and for the mixture a variance and the class means times the classes'
     shares; down come the body, the client's own mixture, which the server keeps until the client is asked
     again, and the prototypes. A client first seen late starts from the common head, which is averaged like
-    the body. Whoever a detector turns away is in no mixture. The programme's matrix is made positive by
+    the body. A client that a detector rejects is in no mixture. The programme's matrix is made positive by
     lifting its small eigenvalues."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
@@ -224,7 +224,7 @@ class FedPAC(Method):
     head_epochs: int = setting(1, "epochs of the head, before the body's", ge=0)
     smallest: float = setting(1e-3, "weights in a mixture below this are 0", ge=0, lt=1)
     statistics: Literal["received", "trained"] = setting(
-        "received", "which body's features the mixture goes by: before or after training"
+        "received", "features for the mixture: those of the body before or after training"
     )
     weighting: Literal["samples", "equal"] = setting(
         "samples", "how clients count in the prototype of a class they hold"

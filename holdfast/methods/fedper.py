@@ -14,14 +14,14 @@ from torch import Tensor
 from holdfast.core.registry import register
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import Method
-from holdfast.methods.partial_sharing import KeepsTheRest
+from holdfast.methods.partial_sharing import PartialSharingClient
 from holdfast.models.network import Network
 
 PAPER = "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, 2019"
 
 
-class FedPerClient(KeepsTheRest):
-    """W_B from the server, W_P,k from oneself."""
+class FedPerClient(PartialSharingClient):
+    """W_B from the server, W_P,k from the client itself."""
 
     def shared(self, network: Network, round: int) -> Tensor:
         return ~network.head

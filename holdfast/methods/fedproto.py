@@ -1,10 +1,10 @@
 """FedProto. Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across
 Heterogeneous Clients, AAAI 2022.
 
-No model travels, only what clients think a class looks like: the mean of its samples' features. The server
-averages these over the clients that hold the class, and clients train with a pull of every sample's features
-to the common prototype of its class. A sample is then taken for the class whose prototype is nearest. As long
-as nobody has sent any prototype, a client answers with its own head."""
+No model travels, only class prototypes: the mean of the features of a class's samples. The server averages
+these over the clients that hold the class, and clients train with a pull of every sample's features to the
+common prototype of its class. A sample is then taken for the class whose prototype is nearest. As long as no
+client has sent any prototype, a client answers with its own head."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ a number."""
 
 
 class Nearest(ReplacedHead):
-    """A head with prototypes in hand. In training it is the head; then it answers by the nearest
-    prototype."""
+    """A head with prototypes. In training it is the head; then it answers by the nearest prototype."""
 
     prototypes: Tensor
     known: Tensor
@@ -97,7 +96,7 @@ def pulled(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tensor:
 
 
 class FedProtoClient(ClientRule):
-    """Train the own model towards the common prototypes; send one's own."""
+    """Train the own model towards the common prototypes; send its own."""
 
     method: FedProto
 
@@ -174,7 +173,7 @@ class FedProtoClient(ClientRule):
 
 
 class FedProtoServer(ServerRule):
-    """Average prototypes, class by class, over those who hold the class."""
+    """Average prototypes, class by class, over the clients that hold the class."""
 
     method: FedProto
 
@@ -223,12 +222,12 @@ def _parts(model: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
 )
 class FedProto(Method):
-    """Only class prototypes travel: mean features, averaged over those who hold the class, that everybody's
-    features are pulled to.
+    """Only class prototypes travel: mean features, averaged over the clients that hold the class, to which
+    all features are pulled.
 
-    A sample is taken for the class with the nearest common prototype (`predict = "head"`: for what the
-    client's own head says). Before any prototype exists, the head decides; a class without a prototype is
-    never chosen. A client outside the cohort goes by the prototypes it was sent last. The pull is a mean over
+    A sample is taken for the class with the nearest common prototype (`predict = "head"`: for the answer of
+    the client's own head). Before any prototype exists, the head decides; a class without a prototype is
+    never chosen. A client outside the cohort uses the prototypes it was sent last. The pull is a mean over
     features, as in the common code, so `lam` does not depend on their number.
 
     A client's prototypes are means of the features that its trained model makes of its samples (Eq. 3).
@@ -262,7 +261,7 @@ class FedProto(Method):
         " all or the last epoch's",
     )
     predict: Literal["prototype", "head"] = setting(
-        "prototype", "what answers: the nearest common prototype, or the client's own head"
+        "prototype", "what predicts: the nearest common prototype, or the client's own head"
     )
     weighting: Literal["equal", "samples"] = setting(
         "equal", "clients that hold a class count alike (code), or by samples of it (Eq. 6)"

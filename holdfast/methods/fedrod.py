@@ -29,14 +29,14 @@ from holdfast.models.network import Network
 from holdfast.models.pair import loss_with
 from holdfast.models.proxy_module import ProxyModule
 
-NOBODY = 1e-30
-"""In place of a count of 0: the class is out of the softmax as far as any number can tell, but no infinity
-gets into a loss."""
+NO_SAMPLES = 1e-30
+"""In place of a count of 0: the class has practically no share in the softmax, but no loss becomes
+infinite."""
 
 
 class TwoHeads(ProxyModule):
     """In the place of the model's head. `voice` is 1 where a client has trained the personal head; the common
-    start, and with it every global model, has 0: there only the generic one is heard."""
+    start, and with it every global model, has 0: there only the generic one counts."""
 
     proxied = "generic"
     voice: Tensor
@@ -56,7 +56,7 @@ def both_losses(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tenso
     generic, personal = _logits(net, batch.x, head)
     counts = batch.aux["log_counts"]
     counts = F.pad(
-        counts, (0, generic.shape[-1] - counts.shape[-1]), value=math.log(NOBODY)
+        counts, (0, generic.shape[-1] - counts.shape[-1]), value=math.log(NO_SAMPLES)
     )  # outputs that no label ever has
     still = {
         f"net.{name}": value.detach()
@@ -84,12 +84,12 @@ class Answered(ProxyModule):
 
 
 def _logits(net: nn.Module, x: Tensor, head: str) -> tuple[Tensor, Tensor]:
-    """What each head says, of one pass."""
+    """The logits of both heads, from one pass."""
     heads = net.get_submodule(head)
-    said: dict[str, Tensor] = {}
+    logits: dict[str, Tensor] = {}
     handles = [
         getattr(heads, name).register_forward_hook(
-            lambda module, inputs, answer, name=name: said.__setitem__(name, answer)
+            lambda module, inputs, answer, name=name: logits.__setitem__(name, answer)
         )
         for name in ("generic", "personal")
     ]
@@ -98,11 +98,11 @@ def _logits(net: nn.Module, x: Tensor, head: str) -> tuple[Tensor, Tensor]:
     finally:
         for handle in handles:
             handle.remove()
-    if not said:
+    if not logits:
         raise ConfigError(
             f"model: the forward pass never calls the head '{head}' as a module, as in self.{head}(features)"
         )
-    return said["generic"], said["personal"]
+    return logits["generic"], logits["personal"]
 
 
 class FedRodClient(ClientRule):
@@ -143,7 +143,7 @@ def log_counts(local: Local) -> Tensor:
     count = local.initial.new_zeros(local.n, classes).scatter_add_(
         1, data.labels, data.mask.to(local.initial.dtype)
     )
-    return count.clamp(min=NOBODY).log()
+    return count.clamp(min=NO_SAMPLES).log()
 
 
 @register(
@@ -152,14 +152,14 @@ def log_counts(local: Local) -> Tensor:
     paper="Chen, Chao, On Bridging Generic and Personalized FL for Image Classification, ICLR 2022",
 )
 class FedRod(Method):
-    """One body with two heads: a generic one for all classes alike, which is averaged, and a private one for
-    what the client has.
+    """One body with two heads: a generic one that treats all classes equally and is averaged, and a private
+    one for the client's own classes.
 
     Body and generic head travel, one model down and one up; the personal head starts as a copy of the generic
     one, is built around any model whose head is named, and never leaves. `global` is the generic prediction,
     `personal` the sum of both heads (FedCAP's tables take the better of the two); a client that never trained
-    has no voice of its own yet and predicts by the generic head. A class that a client does not have is left
-    out of its balanced softmax. This is the paper's linear version, without the hypernetwork."""
+    predicts by the generic head. A class that a client does not have is left out of its balanced softmax.
+    This is the paper's linear version, without the hypernetwork."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "body and generic head",

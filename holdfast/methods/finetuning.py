@@ -1,4 +1,4 @@
-"""Training one part of a model while the other stands still, and the tuning of a common model after the last
+"""Training one part of a model while the other is frozen, and the tuning of a common model after the last
 round."""
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from holdfast.local.client import Local, Received
 from holdfast.local.fit import Fitted
 from holdfast.methods.context import Context
 
-Tuned = Literal["head", "all"]
+TunedPart = Literal["head", "all"]
 
 
 def fit_part(local: Local, model: Tensor, part: Tensor, **options: Any) -> Fitted:
-    """Train the entries in `part` (bool[size]). The rest stays to the last number, running statistics
-    included: those change by being looked through, not by gradients, so freezing the parameters alone would
-    not keep them."""
+    """Train the entries in `part` (bool[size]). The rest does not change at all, running statistics included:
+    those change in the forward pass, so freezing the parameters alone would not keep them."""
     fitted = local.fit(model, trainable=part, **options)
     return replace(fitted, model=torch.where(part.to(model.device), fitted.model, model))
 
 
-def tune(local: Local, model: Tensor, what: Tuned, epochs: int) -> Fitted:
-    """A client's own tuning of the model that all have in common."""
+def fine_tune(local: Local, model: Tensor, what: TunedPart, epochs: int) -> Fitted:
+    """Fine-tune the common model on a client's own samples."""
     return (
         local.fit(model, epochs=epochs)
         if what == "all"
@@ -34,15 +33,15 @@ def tune(local: Local, model: Tensor, what: Tuned, epochs: int) -> Fitted:
     )
 
 
-def tuned_or_newest(local: Local, state: State, received: Received) -> Tensor:
-    """What such a client uses: its tuned model; before that, the body it is sent, or was sent last, under the
-    common head."""
+def tuned_or_newest_model(local: Local, state: State, received: Received) -> Tensor:
+    """The model of such a client: its tuned model; before that, the body that it received, or received last,
+    under the common head."""
     own = state["tuned"] | ~received.has.to(state["tuned"].device)
     return torch.where(own[:, None], state["own"], received.into(local.initial))
 
 
-def ask_to_tune(state: State, ctx: Context, epochs: int) -> Steps[State]:
-    """The end of a run: everybody who is there tunes the last model, not only a cohort."""
+def ask_to_fine_tune(state: State, ctx: Context, epochs: int) -> Steps[State]:
+    """After the last round, ask all available clients, not only a cohort, to fine-tune the model."""
     if epochs:
         yield ctx.ask("tune", state["model"], ctx.available)
     return state

@@ -105,8 +105,8 @@ class GPFLClient(ClientRule):
         return self.handed(local, state["own"], received)
 
     def handed(self, local: Local, own: Tensor, received: Received) -> Tensor:
-        """Each client's model with what it was sent, and the conditions that follow from it; one that was
-        sent nothing stays as it is."""
+        """Each client's model with what it was sent, and the conditions that follow from it; a client that
+        was sent nothing keeps its model."""
         layout, head = local.network.layout, local.network.head_name
         model = received.into(own).clone()
         views, has = layout.unflatten(model), received.has.to(model.device)[:, None]
@@ -119,7 +119,7 @@ class GPFLClient(ClientRule):
 
 
 def shares(local: Local, classes: int) -> Tensor:
-    """[n, classes]: which part of a client's samples each class is; zeros for a client that has none."""
+    """[n, classes]: the share of each class in a client's samples; zeros for a client that has none."""
     data = local.data
     count = local.initial.new_zeros(local.n, classes).scatter_add_(
         1, data.labels, data.mask.to(local.initial.dtype)

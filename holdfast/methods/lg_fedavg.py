@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.core.registry import register
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import Method
-from holdfast.methods.partial_sharing import KeepsTheRest
+from holdfast.methods.partial_sharing import PartialSharingClient
 from holdfast.models.network import Network
 
 PAPER = (
@@ -23,8 +23,8 @@ PAPER = (
 )
 
 
-class LgFedAvgClient(KeepsTheRest):
-    """g from the server, l_k from oneself."""
+class LgFedAvgClient(PartialSharingClient):
+    """g from the server, l_k from the client itself."""
 
     def shared(self, network: Network, round: int) -> Tensor:
         return network.head
@@ -32,7 +32,7 @@ class LgFedAvgClient(KeepsTheRest):
 
 @register("method", "lg-fedavg", paper=PAPER)
 class LgFedAvg(Method):
-    """The head is averaged, every client keeps a backbone of its own: hardly anything travels.
+    """The head is averaged, every client keeps a backbone of its own: little travels.
 
     The paper starts from a model that FedAvg has trained before: train it, save it, and name the file by
     `model.weights`. From a random start, as in PFLlib, a client that has never trained has a random

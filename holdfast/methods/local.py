@@ -1,4 +1,4 @@
-"""Local training: every client alone; no model is sent, only the training loss. The yardstick that any
+"""Local training: every client alone; no model is sent, only the training loss. The baseline that any
 federation has to beat."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.models.network import Network
 
 
 class LocalClient(ClientRule):
-    """Go on training the own model."""
+    """Continue to train the own model."""
 
     def shared(self, network: Network, round: int) -> Tensor:
         return torch.zeros(network.layout.size, dtype=torch.bool)
@@ -39,7 +39,7 @@ class LocalClient(ClientRule):
 
 
 class Silent(ServerRule):
-    """A server that only says when to train."""
+    """A server that only starts the training."""
 
     def init(self, ctx: Context) -> State:
         return {}
@@ -57,7 +57,7 @@ class Silent(ServerRule):
 
 @register("method", "local")
 class LocalTraining(Method):
-    """Every client trains alone and no model travels, only its training loss: what one has without a
+    """Every client trains alone and no model travels, only its training loss: the result without a
     federation."""
 
     in_docs: ClassVar[Mapping[str, str]] = {

@@ -1,8 +1,8 @@
-"""A server's memory of the clients' last models, for methods that send clients each other's models instead of
-one average.
+"""A server's memory of the clients' last models, for methods that send clients the models of other clients
+instead of one average.
 
-It is two tensors of the server's state: `ids`, sorted, and `models`, one row for each. Only what a client has
-sent is ever in it."""
+It is two tensors of the server's state: `ids`, sorted, and `models`, one row for each. It holds only what
+clients have sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def empty(ctx: Context) -> State:
     return {"ids": torch.zeros(0, dtype=torch.int64), "models": ctx.initial.new_zeros(0, len(ctx.initial))}
 
 
-def with_sent(state: State, ids: Tensor, models: Tensor) -> State:
+def remember(state: State, ids: Tensor, models: Tensor) -> State:
     """The state after these clients have sent these models: in place of their earlier ones, or as new
     rows."""
     everybody = torch.cat([state["ids"], ids]).unique()
@@ -29,8 +29,8 @@ def with_sent(state: State, ids: Tensor, models: Tensor) -> State:
     return {**state, "ids": everybody, "models": fresh}
 
 
-def without(state: State, ids: Iterable[int]) -> State:
-    """The state after these clients were banned: nothing of theirs is to be handed on."""
+def forget(state: State, ids: Iterable[int]) -> State:
+    """The state after these clients were banned: their models are no longer sent to others."""
     stays = ~torch.isin(state["ids"], torch.tensor([*ids], dtype=torch.int64))
     return (
         state
@@ -39,7 +39,7 @@ def without(state: State, ids: Iterable[int]) -> State:
     )
 
 
-def last(state: State, ids: Tensor, otherwise: Tensor) -> Tensor:
+def last_models(state: State, ids: Tensor, otherwise: Tensor) -> Tensor:
     """[n, size]: these clients' last models; `otherwise` for those that have sent none."""
     known, rows = torch.isin(ids, state["ids"]), otherwise.expand(len(ids), -1).clone()
     rows[known] = state["models"][torch.searchsorted(state["ids"], ids[known])]

@@ -1,5 +1,5 @@
 """For servers that keep a head for every client: the common model travels under the client's own head, and
-comes back from there."""
+updates are made relative to the common model again."""
 
 from __future__ import annotations
 

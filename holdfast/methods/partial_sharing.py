@@ -1,5 +1,5 @@
-"""The client half of methods that share a part of the model and train all of it at once: which part is for
-the method to say."""
+"""The client half of methods that share a part of the model and train all of it at once: the method decides
+which part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields
 
 
-class KeepsTheRest(ClientRule):
+class PartialSharingClient(ClientRule):
     """What travels comes from the server, the rest stays with the client. `own` is the whole model as the
     last training left it: a client that is sent nothing uses exactly that, also when the server's part has
     moved on since."""

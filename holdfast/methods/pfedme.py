@@ -58,7 +58,7 @@ def envelope_step(
 
 
 class PFedMeClient(ClientRule):
-    """Move w for the federation; keep the last theta for oneself."""
+    """Move w for the federation; keep the last theta for the client itself."""
 
     models_per_client = 2
     method: PFedMe
@@ -101,7 +101,7 @@ class PFedMeClient(ClientRule):
         return {"theta": mine}, local.report(sent, received, fitted)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        """theta, in the place of w, which is the one that predicts."""
+        """theta, in the place of w, whose tensors predict."""
         return filled(local.initial, halves(local.network)[0], state["theta"])
 
 
@@ -122,11 +122,11 @@ class PFedMeServer(ServerRule):
 
 @register("method", "pfedme", paper=PAPER)
 class PFedMe(Method):
-    """A common model that is good to start from, and private ones that are found within reach of it.
+    """A common model that is good to start from, and private ones that are found near it.
 
     Only the common model travels. Each local step solves a small problem by `inner_steps` passes over one
     batch, so a round costs that many times FedAvg's; `inner_lr` times `lam`, and `train.lr` times `lam`,
-    should stay below 2. The steps are the paper's: momentum and weight decay of [train] play no part. theta
+    should stay below 2. The steps are the paper's: momentum and weight decay of [train] are not used. theta
     starts from w on every batch; the authors' code goes on from the last batch's theta. One inner step with
     inner_lr = 1 / lam and beta = 1 is FedAvg."""
 

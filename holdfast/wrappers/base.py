@@ -1,4 +1,4 @@
-"""An aggregator around an aggregator. A wrapper says in `reduce` what it does before or after the rule
+"""An aggregator around an aggregator. A wrapper defines in `reduce` what it does before or after the rule
 inside; the rest is forwarded."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from holdfast.core.types import State
 
 
 class Around(Wrapper):
-    """A wrapper by what is different about it. The rule inside keeps its own memory, which passes through
-    `reduce` as it is."""
+    """Base class of wrappers: a subclass defines what differs from the rule inside. The rule inside keeps its
+    own memory, which passes through `reduce` as it is."""
 
     def __call__(self, inner: Aggregator) -> Aggregator:
         self.check(inner)
@@ -26,10 +26,10 @@ class Around(Wrapper):
     def reduce(
         self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
     ) -> Reduced:
-        raise TypeError(f"{type(self).__name__} does not say how it reduces")
+        raise TypeError(f"{type(self).__name__} does not define how it reduces")
 
     def check(self, inner: Aggregator) -> None:
-        """A rule around which this makes no sense is a ConfigError."""
+        """Raise a ConfigError for a rule that it cannot wrap."""
 
     def uses_priors(self, inner: Aggregator) -> bool:
         return inner.uses_priors
@@ -87,7 +87,7 @@ class Wrapped(Aggregator):
 
 
 def need_f(wrapper: Wrapper, inner: Aggregator) -> None:
-    """Without a number of attackers, a wrapper that leaves out so many would quietly be the plain mean."""
+    """Refuse a missing f: a wrapper that leaves out f clients would be the plain mean without notice."""
     if inner.f is None:
         raise ConfigError(
             f"aggregator.f: wrapper '{wrapper.name}' leaves out as many clients as are assumed malicious; set"

@@ -2,9 +2,9 @@
 less than clients do.
 
 A bad client spoils one bucket, so the rule inside is given the same number of attackers for fewer vectors;
-where these are too few for it, its own fallback answers. FedCAP's code draws with the run's seed again and
-again, so that the same cohort always has the same buckets, and tells the rule of the attackers' share among
-buckets as if it were the same as among clients; `variant = "authors"` does so too."""
+where these are too few for it, its own fallback answers. FedCAP's code draws with the run's seed in every
+round, so that the same cohort always has the same buckets, and gives the rule the attackers' share among
+clients as that among buckets; `variant = "authors"` does so too."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Bucketing(Around):
     def check(self, inner: Aggregator) -> None:
         if inner.remembers() == "clients":
             raise ConfigError(
-                f"aggregator.wrap: '{inner.name}' remembers every client, but a bucket is another mixture in"
-                " every round; leave 'bucketing' out or switch that memory off"
+                f"aggregator.wrap: '{inner.name}' remembers every client, but every round has other"
+                f" buckets; leave 'bucketing' out or switch that memory off"
             )
 
     def uses_priors(self, inner: Aggregator) -> bool:
@@ -61,13 +61,13 @@ class Bucketing(Around):
             return self.s * (inner.least(f) - 1) + 1
         n = (
             self.s * (inner.least(-(-f // self.s)) - 1) + 1
-        )  # enough whichever way it is rounded; a few less may be, too
+        )  # enough for either rounding; a few fewer may be enough, too
         while n > 1 and inner.least(self.spoilt(n - 1, f)) <= -(-(n - 1) // self.s):
             n -= 1
         return n
 
     def spoilt(self, n: int, f: int) -> int:
-        """How many buckets the rule is told are bad, of those that n clients make."""
+        """How many of the buckets of n clients the rule is to assume malicious."""
         return f if self.variant == "paper" else f * -(-n // self.s) // n
 
     def reduce(
@@ -98,6 +98,6 @@ def shares(w: Tensor, bucket: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Each client's part in its bucket, and each bucket's prior weight; clients without any weight share
     their bucket equally."""
     total = w.new_zeros(count).index_add(0, bucket, w)
-    people = torch.bincount(bucket, minlength=count).to(w.dtype)
+    members = torch.bincount(bucket, minlength=count).to(w.dtype)
     counted = total[bucket] > 0
-    return torch.where(counted, w / total[bucket].where(counted, 1.0), 1.0 / people[bucket]), total
+    return torch.where(counted, w / total[bucket].where(counted, 1.0), 1.0 / members[bucket]), total

@@ -1,5 +1,4 @@
-"""Clipping before a rule: no client's update is longer than a bound, however far its direction is
-followed."""
+"""Clipping before a rule: no client's update is longer than a bound."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ class Clip(Around):
         "what the rule sees": "updates shortened to `norm`, in median norms or absolute",
         "what comes out": "the rule's aggregate",
     }
-    norm: float = setting(1.0, "the longest an update may be", gt=0)
+    norm: float = setting(1.0, "largest length of an update", gt=0)
     unit: Literal["median", "absolute"] = setting(
-        "median", "the norm in units of the cohort's median norm, or as it stands"
+        "median", "unit of the norm: the cohort's median norm, or absolute"
     )
 
     def reduce(

@@ -1,5 +1,4 @@
-"""GAS (Liu et al., ICML 2023): the rule inside only helps to tell whom to trust, on small groups of
-coordinates where it can see.
+"""GAS (Liu et al., ICML 2023): the rule inside only helps to score clients, on small groups of coordinates.
 
 In a long vector a poisoned update hides in the noise of all coordinates. GAS splits the coordinates into
 random groups, asks the rule for its aggregate of each group, scores a client by its distance from these
@@ -33,8 +32,8 @@ class GradientSplitting(Around):
     """Averages the n - f clients nearest to the rule's aggregates of p random groups of coordinates; a new
     split in every round.
 
-    Every client counts once, as in the paper: sample counts are ignored. The rule inside is told of at most
-    as many attackers as it can bear, (n - 3) // 2 in Krum's case. A cohort of no more than f clients is
+    Every client counts once, as in the paper: sample counts are ignored. The rule inside assumes at most as
+    many attackers as it can tolerate, (n - 3) // 2 in Krum's case. A cohort of no more than f clients is
     averaged whole, and the round counts as a fallback."""
 
     in_docs: ClassVar[Mapping[str, str]] = {

@@ -31,7 +31,7 @@ class NearestNeighbourMixing(Around):
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what the rule sees": "for every client the mean of the n - f updates nearest to its own",
-        "what comes out": "the rule's aggregate; weights say how much of each client is in it",
+        "what comes out": "the rule's aggregate; weights are the share of each client in it",
         "from": "Allouah et al., AISTATS 2023",
     }
     f: float | None = setting(
@@ -64,7 +64,7 @@ class NearestNeighbourMixing(Around):
         if near < 1:
             return inner(x, w, state, ctx)._replace(fallback=True)
         apart = distances(x)
-        apart.fill_diagonal_(-1.0)  # nobody is nearer to a client than itself, not even its double
+        apart.fill_diagonal_(-1.0)  # a client is nearest to itself, also where another one is equal
         order = by_id(ctx.ids, x)
         nearest = order[
             apart[:, order].argsort(dim=1, stable=True)[:, :near]

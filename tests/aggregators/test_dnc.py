@@ -32,7 +32,7 @@ def test_one_look_against_a_singular_value_decomposition() -> None:
     torch.testing.assert_close(got.value, x[kept].mean(dim=0))
 
 
-def test_who_is_left_out_once_stays_out() -> None:
+def test_an_update_that_is_left_out_once_stays_out() -> None:
     x, w = planted()
     looks = [
         set(apply("dnc", x, w, f=3, coordinates=4, iterations=i).weights.nonzero().flatten().tolist())
@@ -41,7 +41,7 @@ def test_who_is_left_out_once_stays_out() -> None:
     assert looks[0] > looks[2] and looks[0] >= looks[1] >= looks[2] and len(looks[0]) == 9
 
 
-def test_nobody_left_is_a_fallback() -> None:
+def test_no_update_left_is_a_fallback() -> None:
     x, w = planted()
     got = apply(
         "dnc", x, w, f=5, c=2.0, coordinates=2, iterations=60

@@ -239,7 +239,7 @@ def test_too_few_to_compare_are_averaged(n: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_update_that_is_no_number_is_left_out_before_scoring(bad: float) -> None:
+def test_a_nan_update_is_left_out_before_scoring(bad: float) -> None:
     x = torch.cat([X, rows([1, bad, 0, 0])])
     got = reduced(FedCPA(k=0.5), x)
     assert (
@@ -285,7 +285,7 @@ def test_entries_without_importance_need_not_be_compared() -> None:
     ]
 
 
-def test_a_model_that_did_not_move_says_nothing_about_importance() -> None:
+def test_a_model_that_did_not_change_has_no_importances() -> None:
     still = reduced(FedCPA(k=0.5), X, {"model": X[2]}, X[2])
     assert torch.equal(still.weights, reduced(FedCPA(k=0.5, global_=False), X, {}, X[2]).weights)
     first = reduced(FedCPA(k=0.5, local=False), X)  # nothing to compare with yet
@@ -328,7 +328,7 @@ def test_the_authors_variant_is_a_preset() -> None:
     ("settings", "message"),
     [
         ({"topk": False, "bottomk": False}, "nothing would be compared"),
-        ({"global_": False, "local": False}, "nobody to compare with"),
+        ({"global_": False, "local": False}, "nothing to compare with"),
     ],
 )
 def test_senseless_switches_are_refused(settings: dict[str, bool], message: str) -> None:

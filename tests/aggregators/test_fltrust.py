@@ -25,7 +25,7 @@ def test_by_hand() -> None:
     )
 
 
-def test_nobody_trusted() -> None:
+def test_without_a_trusted_client_the_update_is_zero() -> None:
     got = apply("fltrust", -X[:2], W[:2], root=ROOT)
     assert got.value.tolist() == [0, 0] and got.weights.tolist() == [0, 0]
     assert apply("fltrust", X, W, root=ROOT * 0).value.tolist() == [0, 0]

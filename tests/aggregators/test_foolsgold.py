@@ -50,7 +50,7 @@ def test_memory_is_by_client_and_grows() -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
-def test_memory_is_nobody_elses(order: list[int]) -> None:
+def test_memory_shares_no_tensors_with_its_inputs(order: list[int]) -> None:
     """The same clients in two rounds, in any order: what was remembered is a sum of its own, whatever becomes
     of the updates."""
     rule, rows = FoolsGold(), torch.tensor(order)
@@ -65,7 +65,7 @@ def test_memory_is_nobody_elses(order: list[int]) -> None:
     )
 
 
-def test_what_was_said_before_counts_only_with_memory() -> None:
+def test_earlier_updates_count_only_with_memory() -> None:
     """Two clients that differ today but said the same for long."""
     w, today = torch.full((3,), 1 / 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
     past = {
@@ -90,7 +90,7 @@ def test_twins_whose_sums_overflow_are_still_twins() -> None:
 
 
 @pytest.mark.parametrize("n", [3, 7, 16])
-def test_what_rounding_leaves_of_twins_makes_nobody_the_only_one_trusted(n: int) -> None:
+def test_rounding_errors_of_twins_give_no_client_all_the_weight(n: int) -> None:
     for d in (7, 33, 1001):
         x = Key(n).fold(d).normal(1, d) * torch.linspace(1, 2, n)[:, None]
         got = apply("foolsgold", x, torch.full((n,), 1 / n))

@@ -118,7 +118,7 @@ def test_how_far_all_are_from_a_point_between_them(
         torch.testing.assert_close(found, wanted, rtol=1e-7, atol=0)
 
 
-def test_what_is_too_close_to_tell_is_not_told() -> None:
+def test_distances_below_the_rounding_error_are_not_returned() -> None:
     x = Key(1).normal(4, 200, dtype=torch.float64)
     alone = torch.tensor(
         [1.0, 0.0, 0.0, 0.0], dtype=torch.float64

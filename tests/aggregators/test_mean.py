@@ -33,5 +33,5 @@ def test_a_rule_must_say_how_it_aggregates() -> None:
     class Empty(Aggregator):
         """Nothing here."""
 
-    with pytest.raises(TypeError, match="Empty does not say how it aggregates"):
+    with pytest.raises(TypeError, match="Empty does not define how it aggregates"):
         Empty()(torch.zeros(1, 1), torch.ones(1), {}, context_of(torch.zeros(1, 1)))

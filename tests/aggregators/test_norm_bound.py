@@ -40,7 +40,7 @@ def test_the_smallest_are_kept() -> None:
     assert by_model.weights.tolist() == [0, 1, 0]
 
 
-def test_what_it_needs_depends_on_how_long_is_told() -> None:
+def test_its_condition_depends_on_how_the_bound_is_set() -> None:
     with pytest.raises(ConfigError, match="needs n > f, but a cohort has n = 5 clients with f = 5"):
         tiny(aggregator={"name": "norm-bound", "mode": "keep-smallest", "f": 5}).parts()
     with pytest.raises(ConfigError, match="needs n > 2f, but a cohort has n = 5 clients with f = 3"):

@@ -38,7 +38,7 @@ def test_rounds_with_too_few_answers_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["foolsgold", "centered-clip"])
-def test_what_a_rule_remembers_survives_a_stop(
+def test_the_memory_of_a_rule_survives_a_stop(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {
@@ -112,17 +112,17 @@ def test_a_server_whose_own_training_is_refused_falls_back(tmp_path: Path) -> No
     assert (weights > 0).all() and abs(float(weights.sum()) - 1) < 1e-9
 
 
-def test_when_all_that_was_sent_is_refused_nobody_is_said_to_be_silent(tmp_path: Path) -> None:
+def test_a_round_of_refused_replies_is_not_noted_as_a_round_without_replies(tmp_path: Path) -> None:
     run = run_all([{"train": {"rounds": 1, "norm_cap": 1e-9}}], tmp_path)[0]
     part = run.store.read_json("parts/000001.json")
     assert (
         part is not None
         and len(part["refused"]) == 5
-        and part["notes"] == ["nobody's update was used: the model stays as it was"]
+        and part["notes"] == ["no update was used: the model stays as it was"]
     )
 
 
-def test_a_cohort_whose_size_the_data_tells_is_checked_too(tmp_path: Path) -> None:
+def test_a_cohort_size_that_follows_from_the_data_is_checked_too(tmp_path: Path) -> None:
     samples = random_samples(24, (4,))
     samples = replace(samples, user=torch.arange(24) % 4)
     data = {"clients": None, "partition": "by-user"}

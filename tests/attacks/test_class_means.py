@@ -54,7 +54,7 @@ def test_own_means_turned_around() -> None:
     assert sent("sign-flip").tolist() == [[[-3, -4], [0, 0]], [[2, -6], [-6, -5]]]
 
 
-def test_a_class_has_the_cohort_of_those_who_hold_it() -> None:
+def test_the_cohort_of_a_class_is_the_clients_that_hold_it() -> None:
     """Class 0 is held by four, class 1 by three of them: client 2 is neither counted there nor says anything
     of it."""
     assert sent("replacement").tolist() == [[[12, 16], [0, 0]], [[-8, 24], [18, 15]]]
@@ -85,7 +85,7 @@ def test_every_attack_on_updates_reaches_means_and_leaves_absent_classes_alone(n
     assert not torch.equal(said, HONEST[[1, 3]])
 
 
-def test_means_without_counts_are_everybodys() -> None:
+def test_means_without_counts_belong_to_all_clients() -> None:
     after = adversary("ipm", eps=1.0).poison(
         "train", {"code": MEANS}, Uplink(UP.ids, {"code": HONEST}), Key(1)
     )

@@ -209,7 +209,7 @@ def test_attackers_do_not_depend_on_each_other() -> None:
         assert torch.equal(one.samples.x[one.train.client(1)[0]], both.samples.x[both.train.client(1)[0]])
 
 
-def test_experiments_with_the_same_attack_share_what_it_made_of_the_data() -> None:
+def test_experiments_with_the_same_attack_share_the_poisoned_data() -> None:
     """Every other defence against it would else have a copy of the dataset, and train alone."""
     before = federation()
     (first, one), (second, two) = (poisoned(before, **PATCHED) for _ in range(2))
@@ -222,7 +222,7 @@ def test_experiments_with_the_same_attack_share_what_it_made_of_the_data() -> No
     assert not torch.equal(other_seed.train.row, one.train.row)
 
 
-def test_where_attackers_are_redrawn_the_others_train_on_what_is_theirs() -> None:
+def test_where_attackers_are_redrawn_benign_clients_train_on_their_own_data() -> None:
     before = federation()
     adversary, after = poisoned(before, name="label-flip", fraction=0.34, redraw=True)
     seen = set()

@@ -62,7 +62,7 @@ def test_any_accuracy_at_all() -> None:
     assert float(free.std()) == pytest.approx(5.0, abs=0.2)
 
 
-def test_other_words_are_no_lies() -> None:
+def test_unknown_words_for_false_numbers_are_refused() -> None:
     assert build("attack", {"name": "sign-flip", "lies": {"score": "invert", "count": 2}}).lies == {
         "score": "invert",
         "count": 2.0,

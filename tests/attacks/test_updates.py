@@ -71,7 +71,7 @@ def test_z_of_the_card(clients: int, attackers: int, z: float) -> None:
     assert formula(clients, attackers) == pytest.approx(z, abs=5e-4)
 
 
-def test_z_where_the_formula_runs_away() -> None:
+def test_z_is_clamped_where_the_formula_has_no_finite_value() -> None:
     assert formula(20, 11) == formula(5, 5) == float("inf") and formula(20, 1) == pytest.approx(
         -0.066, abs=1e-3
     )
@@ -223,7 +223,7 @@ def test_adaptive_stays_inside_the_norm_test() -> None:
     [
         (
             {"name": "lie", "knows": "own"},
-            'attack: \'lie\' cannot do with knows = "own"; set knows = "colluders" or more',
+            'attack: \'lie\' needs more than knows = "own"; set knows = "colluders" or more',
         ),
         ({"name": "mimic", "knows": "colluders"}, 'set knows = "everyone" or more'),
         ({"name": "adaptive", "knows": "everyone"}, 'set knows = "defence" or more'),
@@ -235,7 +235,7 @@ def test_adaptive_stays_inside_the_norm_test() -> None:
         ({"name": "ipm", "lies": {"cuont": 2.0}}, "attack.lies"),
         (
             {"name": "label-flip", "skew": 0.25},
-            'attack: skew is about random labels, but flip is "next"; set flip = "random"',
+            'attack: skew needs random labels, but flip is "next"; set flip = "random"',
         ),
     ],
 )
@@ -266,7 +266,7 @@ def test_the_servers_own_row_is_out_of_sight() -> None:
         assert torch.equal(sent(name, with_root), sent(name)), name
 
 
-def test_where_there_is_nobody_to_learn_from_it_is_noted() -> None:
+def test_a_cohort_without_clients_to_learn_from_is_noted() -> None:
     """An attack that cannot do its work is not to pass for one that was resisted."""
     alone, partial = UP.only(torch.tensor([1])), {"clients": (2,), "knows": "colluders"}
     cases: list[tuple[str, Uplink, dict[str, Any]]] = [
@@ -301,11 +301,12 @@ def test_replies_are_not_to_be_written_to() -> None:
         Adversary(Vandal(clients=(2, 6)), torch.arange(10), Key(0)).poison("train", SCHEMA, own, Key(1))
 
 
-def test_a_share_that_is_nobody() -> None:
+def test_a_share_that_rounds_to_no_attacker_is_refused() -> None:
     """Else a run without attackers would pass for one that was resisted."""
     for redraw in (False, True):
         with pytest.raises(
-            ConfigError, match="attack.fraction: 0.09 of 10 clients is nobody; raise it, or name who attacks"
+            ConfigError,
+            match="attack.fraction: 0.09 of 10 clients rounds to 0 attackers; raise it, or name them",
         ):
             Adversary(
                 build("attack", {"name": "lie", "fraction": 0.09, "redraw": redraw}), torch.arange(10), Key(0)
@@ -334,7 +335,7 @@ def test_what_is_not_known_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lie", "min-max", "min-sum", "ipm", "adaptive", "mimic"])
-def test_a_client_whose_training_ran_away_does_not_disarm_the_attackers(name: str) -> None:
+def test_a_client_whose_training_diverged_does_not_stop_the_attack(name: str) -> None:
     """They send what they would if it were not there: such an update is refused anyway."""
     settings = {"lie": {"z": 1.0}, "ipm": {"eps": 2.0}, "mimic": {"whom": "spread"}}.get(name, {})
     ran_away = Uplink(UP.ids, {**UP.fields, "update": HONEST.clone()})

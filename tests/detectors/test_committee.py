@@ -215,7 +215,7 @@ def test_contributions_add_up_and_the_largest_sums_sit() -> None:
     assert got.tolist() == pytest.approx([0.25, 0.125, 0.75])
 
 
-def test_all_alike_are_all_best_and_nobody_has_any_data() -> None:
+def test_equal_scores_are_all_best_also_without_any_samples() -> None:
     got = Committee(a=0.5).contributions(torch.tensor([0.3, 0.3]), torch.tensor([0.0, 0.0]))
     assert got.tolist() == [0.5, 0.5]
     assert Committee(a=0.5).contributions(torch.tensor([0.1, 0.3]), torch.tensor([0.0, 4.0])).tolist() == [
@@ -240,7 +240,7 @@ def test_members_rotate_unless_they_are_credited() -> None:
     assert staying.elect(dict(credited.state), context()).tolist() == [10, 11]
 
 
-def test_who_may_be_elected() -> None:
+def test_which_clients_may_be_elected() -> None:
     state = seated(15, 14, 13, admitted=[1, 0, 1, 1, 0, 0])
     assert Committee(size=3, eligible="any").elect(state, context()).tolist() == [13, 14, 15]
     assert Committee(size=3).elect(state, context()).tolist() == [
@@ -385,7 +385,7 @@ def judged_ids(judged: Judgement, clients: Tensor) -> Tensor:
     return clients[~torch.isin(clients, judged.tables["members"])]
 
 
-def test_nobody_scores_its_own_model() -> None:
+def test_no_member_scores_its_own_model() -> None:
     """Members that train are judged by the others."""
     judged = held(
         Committee(size=2), lambda m, c: 1.0 if m == c else 0.2, seated(10, 11, tau=[0.5]), ids=CLIENTS
@@ -490,7 +490,7 @@ def test_it_can_be_attached(method: str, simulate: Callable[..., Run]) -> None:
     assert (arrays["verdict/weights"] == 0).sum() == rejected[2]
 
 
-def test_behind_another_detector_it_says_whom_it_judged(simulate: Callable[..., Run]) -> None:
+def test_behind_another_detector_it_records_which_clients_it_judged(simulate: Callable[..., Run]) -> None:
     detectors = [{"name": "norm", "threshold": 5.0}, "committee"]
     attack = {"name": "sign-flip", "scale": 1e3, "clients": [2]}
     arrays = simulate(

@@ -34,7 +34,7 @@ def judged(
     raise AssertionError("it asked somebody")
 
 
-def test_whoever_has_no_weight_is_rejected() -> None:
+def test_a_client_without_weight_is_rejected() -> None:
     said = judged(Normality(k=0.5), UPDATES)
     assert said.rejected == {12: "weight 0 by normality"} and said.banned == {}
     assert said.scores["distrust"].tolist() == [0, 0, 1]
@@ -52,7 +52,7 @@ def test_patience_before_a_ban() -> None:
     assert set(better.rejected) == {11} and better.state["streak"].tolist() == [0, 1, 0]
 
 
-def test_a_round_that_tells_nothing_is_no_round() -> None:
+def test_a_round_without_usable_scores_does_not_count() -> None:
     first = judged(STRICT, UPDATES)
     idle = judged(STRICT, [[1.0, 2, 3, 4]] * 3, first.state)
     assert idle.rejected == {} and idle.state["streak"].tolist() == [0, 0, 1]

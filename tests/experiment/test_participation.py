@@ -91,7 +91,7 @@ def test_some_draw_the_banned_all_the_same() -> None:
     assert drawn(r, 1) == list(range(20)) and r.banned == {3: "too long"}
 
 
-def test_everybody_banned() -> None:
+def test_all_clients_banned() -> None:
     r = made(participation=0.5)
     r.ban({int(c): "all" for c in EVERYONE})
     assert drawn(r, 1) == []

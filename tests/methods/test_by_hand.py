@@ -154,11 +154,11 @@ def test_uniform_weights_and_server_learning_rate() -> None:
     close(state["model"], [0.9375, 1.9125])
 
 
-@pytest.mark.parametrize("cohort", [[], [4, 7]], ids=["nobody drawn", "nobody answered"])
+@pytest.mark.parametrize("cohort", [[], [4, 7]], ids=["no client drawn", "no client answered"])
 def test_without_answers_the_model_stays(cohort: list[int]) -> None:
     _, state, verdict = one_round("fedavg", context(cohort), answer([], [], []))
     close(state["model"], [1.0, 2.0])
-    assert any("nobody answered" in note for note in verdict.notes)
+    assert any("no client answered" in note for note in verdict.notes)
 
 
 def test_a_single_answer_and_clients_without_samples() -> None:
@@ -267,7 +267,7 @@ def test_a_methods_own_weights_reach_the_aggregator() -> None:
 
 
 @pytest.mark.parametrize("name", ["malicious", "attackers", "adversary", "benign", "ground_truth"])
-def test_asking_for_the_truth_is_an_error(name: str) -> None:
+def test_asking_for_the_ground_truth_is_an_error(name: str) -> None:
     with pytest.raises(
         RunError,
         match=f"round 3: the server side asked for '{name}', but a defence never sees who is malicious",

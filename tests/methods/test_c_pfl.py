@@ -162,7 +162,7 @@ def test_feedback_is_kept() -> None:
     assert sent == {} and rule.schema("notify", received.wire) == {} and state["own"] is start["own"]
 
 
-def test_who_is_sent_nothing_keeps_what_it_had() -> None:
+def test_a_client_that_is_sent_nothing_keeps_its_model() -> None:
     rule, local, received = world(CPfl())
     away = Received(received.bank + 5, torch.tensor([[0], [-1]]), received.wire)
     state = {**rule.init(local), "own": torch.tensor([[1.0, 1.0], [4.0, 3.0]], dtype=torch.float64)}
@@ -258,12 +258,10 @@ def test_the_missing_mass(mode: str) -> None:
 def test_all_rejected_leaves_the_backbone_as_it_was(mode: str) -> None:
     state, verdict, _ = server_round(judged(missing_mass=mode), dict.fromkeys(range(6), 0.2))
     close(state["model"], [2.0])
-    assert len(verdict.rejected) == 4 and verdict.notes == (
-        "nobody's update was used: the model stays as it was",
-    )
+    assert len(verdict.rejected) == 4 and verdict.notes == ("no update was used: the model stays as it was",)
 
 
-def test_everybody_who_trained_is_told() -> None:
+def test_every_client_that_trained_gets_feedback() -> None:
     _, samples, rejected, asked = outcome(judged())
     told = asked[-1]
     assert (
@@ -283,7 +281,7 @@ def test_members_may_train() -> None:
     assert (asked[1].pick >= 0).sum().item() == 2 * 6 - 2
 
 
-def test_without_a_committee_nobody_is_asked() -> None:
+def test_without_a_committee_no_client_is_asked_to_score() -> None:
     state, verdict, asked = server_round(CPfl(committee=False), {})
     assert [e.task for e in asked] == ["train"] and not verdict.rejected
     close(state["model"], [2 + sum((c + 1) * c for c in range(6)) / 21])
@@ -374,7 +372,7 @@ def test_without_a_committee_it_is_fedbabu(simulate: Callable[..., Run]) -> None
     assert run.round == 4 and run.final["accuracy"] == run.final["accuracy/personal"]
 
 
-def test_a_committee_that_rejects_nobody_changes_nothing(simulate: Callable[..., Run]) -> None:
+def test_a_committee_that_rejects_no_client_changes_nothing(simulate: Callable[..., Run]) -> None:
     """Members train, and a threshold of 0 stays where it is."""
     without = simulate(method={"name": "c-pfl", "committee": False})
     lenient = {"name": "c-pfl", "committee_trains": True, "committee": {"rule": "ema", "significance": 1e-12}}
@@ -398,7 +396,7 @@ def test_traffic_is_counted(simulate: Callable[..., Run]) -> None:
     assert table["bytes/down"][3] == 8 * backbone and table["bytes/up"][3] == 8 * number
 
 
-def test_only_who_answered_is_told_also_where_another_detector_bans_who_did_not(
+def test_only_clients_that_answered_get_feedback_also_where_another_detector_bans_others(
     simulate: Callable[..., Run],
 ) -> None:
     """A norm test behind the committee bans those whose update screening refused: the committee has no score

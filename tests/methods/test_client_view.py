@@ -68,13 +68,13 @@ def test_a_setting_that_may_differ_is_refused_by_every_way(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["model_dump", "__dict__", "model_copy", "model_dump_json"])
-def test_the_whole_method_is_not_handed_out(name: str) -> None:
+def test_a_client_half_cannot_get_the_whole_method(name: str) -> None:
     with pytest.raises((SettingError, AttributeError, KeyError)):
         value = getattr(seen(), name)
         value["lam"] if isinstance(value, dict) else value()
 
 
-def test_what_is_the_servers_is_refused_and_does_not_separate() -> None:
+def test_server_settings_are_refused_and_do_not_separate_experiments() -> None:
     with pytest.raises(SettingError, match="self.method.votes is declared as the server's"):
         _ = seen().votes
     assert Told().structure() == Told(votes=5, clip=2.0, lam=3.0).structure()

@@ -137,7 +137,7 @@ def test_lengths_are_measured_by_the_longest_mean_so_far() -> None:
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
-def test_under_a_robust_rule_nobody_makes_the_measure_long(server_lr: float) -> None:
+def test_under_a_robust_rule_no_attacker_increases_the_measure(server_lr: float) -> None:
     where = world(relative=True)
     up = reply([2.0, 0.0], [2.0, 0.0], [1e9, 0.0], ids=(1, 2, 3), count=(1, 1, 1))
     ctx = where.ctx(cohort=torch.tensor([1, 2, 3]), aggregator=Median(), server_lr=server_lr)
@@ -163,17 +163,19 @@ def test_a_client_first_seen_later_walks_down_to_where_its_update_points() -> No
     assert sorted(ex.to.tolist() for ex in asked[1:]) == [[1], [5]] and verdict.ids.tolist() == [1, 5]
 
 
-def test_who_does_not_answer_stays_where_it_was() -> None:
+def test_a_client_that_does_not_answer_stays_in_its_cluster() -> None:
     where = world(eps1=0.9)
     state, _, _ = run_case(where, start(where), pulls, [1, 2, 3, 4])
     silent, verdict, asked = run_case(where, state, lambda ex: reply(ids=(), count=()), [5])
     assert (
-        len(asked) == 1 and silent["ids"].tolist() == [1, 2, 3, 4] and "nobody answered" in verdict.notes[0]
+        len(asked) == 1
+        and silent["ids"].tolist() == [1, 2, 3, 4]
+        and "no client answered" in verdict.notes[0]
     )
     close(silent["models"], state["models"])
 
 
-def test_who_did_not_move_points_nowhere() -> None:
+def test_a_zero_update_has_no_direction() -> None:
     """In float32, where the smallest number of float64 is 0."""
     where = world(eps1=9.0)
     begun = {
@@ -190,7 +192,7 @@ def test_who_did_not_move_points_nowhere() -> None:
     )
 
 
-def test_who_did_not_move_is_in_nobodys_way() -> None:
+def test_a_zero_update_does_not_prevent_a_cut() -> None:
     """At a right angle to all, it would be across every cut; it goes to the first part, as it would if it
     came later."""
     where, ways = (
@@ -265,7 +267,7 @@ CUTS: dict[str, Any] = {
 }
 
 
-def test_neither_plans_nor_company_nor_a_pause_change_the_cuts(
+def test_neither_plans_nor_fused_experiments_nor_a_pause_change_the_cuts(
     simulate: Callable[..., Run],
     simulate_all: Callable[..., list[Run]],
     tmp_path: Path,

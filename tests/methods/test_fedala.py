@@ -64,7 +64,7 @@ def test_training_goes_on_from_the_mixture(plan: Plan) -> None:
 
 
 @both_plans
-def test_whoever_has_not_trained_takes_what_it_receives(plan: Plan) -> None:
+def test_a_client_that_has_not_trained_takes_the_received_model(plan: Plan) -> None:
     """In any round; and whoever has the received model already has no choice. Neither counts as having
     learned."""
     new = torch.tensor([False, True])
@@ -76,7 +76,7 @@ def test_whoever_has_not_trained_takes_what_it_receives(plan: Plan) -> None:
 
 
 @both_plans
-def test_whoever_ran_away_takes_what_it_receives(plan: Plan) -> None:
+def test_a_client_whose_training_diverged_takes_the_received_model(plan: Plan) -> None:
     """There is nothing to be mixed in of a model that is no number; its weights stay for when there is."""
     own = torch.tensor([[float("nan"), 2.0], [1.0, 1.0]], dtype=torch.float64)
     mixed, told = client()._mixed(local_of(plan, **settings()), state_of(own=own), received())

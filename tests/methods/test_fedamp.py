@@ -101,7 +101,7 @@ def test_a_round_keeps_what_was_sent() -> None:
         ].tolist() == [4, 9]
 
 
-def test_counters_of_batch_norm_do_not_say_who_is_close(simulate: Simulate) -> None:
+def test_counters_of_batch_norm_do_not_count_in_distances(simulate: Simulate) -> None:
     """Local steps are counted in buffers: with them inside the distance, clients with much data would be far
     from those with little."""
     run = simulate(**hard("fedamp", train={"participation": 1.0, "rounds": 2}))

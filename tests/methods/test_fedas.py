@@ -225,7 +225,7 @@ class Normed(nn.Module):
 
 
 @both_plans
-def test_alignment_leaves_running_statistics_alone_unless_told(plan: Plan) -> None:
+def test_alignment_keeps_running_statistics_unless_the_setting_allows_it(plan: Plan) -> None:
     network = Network(Normed, signature="test fedas normed", dtype=torch.float64)
     wire, p = Wire.of(network.layout, ~network.head), network.layout.parameters
     start, own = (network.initial(Key(seed)).expand(2, -1) for seed in (0, 1))
@@ -325,7 +325,7 @@ def _of(weights: Tensor | None) -> Tensor:
     return weights
 
 
-def test_who_has_more_samples_counts_more_by_the_log_likelihood_of_all_of_them() -> None:
+def test_a_client_with_more_samples_has_more_weight_by_the_log_likelihood_of_all_of_them() -> None:
     """Client 4 has client 7's sample three times. Its gradient is three times as long: 9 of 10 parts; by the
     mean both have the same."""
     samples, local = samples_of(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)), local_of(LOOP)
@@ -420,10 +420,10 @@ def test_one_client_and_none() -> None:
     close(state["model"], [1.8])
     state, verdict = one_round(answer([], [], [], ()))
     close(state["model"], [1.0])
-    assert any("nobody answered" in note for note in verdict.notes)
+    assert any("no client answered" in note for note in verdict.notes)
 
 
-def test_weights_are_those_of_whom_detectors_let_pass_and_never_the_servers_own() -> None:
+def test_weights_are_of_clients_that_passed_the_detectors_and_never_of_the_server() -> None:
     class Picky(Detector):
         """Turns client 5 away."""
 
@@ -442,7 +442,7 @@ def test_weights_are_those_of_whom_detectors_let_pass_and_never_the_servers_own(
     state, verdict = one_round(up.only(up.ids == 5), context(detectors=(Picky(),)))
     close(state["model"], [1.0])
     assert verdict.tables["alpha"].tolist() == [0.0] and verdict.notes == (
-        "nobody's update was used: the model stays as it was",
+        "no update was used: the model stays as it was",
     )
 
 
@@ -703,7 +703,7 @@ def test_experiments_with_other_channels_are_not_one() -> None:
     assert structure(decoupling="channels", align_lr=0.2) == structure(decoupling="channels", align_lr=0.7)
 
 
-def test_a_liar_takes_the_average_unless_clipped(simulate: Callable[..., Run]) -> None:
+def test_a_false_trace_dominates_the_average_unless_clipped(simulate: Callable[..., Run]) -> None:
     attack = {"name": "gaussian", "clients": [2], "claims": {"score": 1e6}}
     for settings, most in (({}, 0.999), ({"clip": 2.0}, 0.4)):
         run = simulate(method={"name": "fedas", **settings}, attack=attack, train={"rounds": 1})
@@ -776,7 +776,7 @@ def test_a_head_that_is_never_called_is_an_error_of_the_first_round(simulate: Ca
     assert simulate(method={"name": "fedas", "align": "off"}, model=model, train={"rounds": 1}).round == 1
 
 
-def test_a_network_without_a_head_is_told_what_to_do(simulate: Callable[..., Run]) -> None:
+def test_a_network_without_a_head_is_refused_with_advice(simulate: Callable[..., Run]) -> None:
     import holdfast
 
     with pytest.raises(ConfigError, match="this method needs a head"):

@@ -53,7 +53,7 @@ def test_a_copy_that_is_trained_for_evaluation_is_tuned(method: dict[str, str], 
     close(world.rule.personal(world.local, state, world.sent(1.0)), [[1, 1.8], [1, 1.4]])
 
 
-def test_everybody_who_is_there_tunes_at_the_end() -> None:
+def test_all_available_clients_tune_at_the_end() -> None:
     world = World(plan=None, name="fedbabu")  # type: ignore[arg-type]
     server_half, ctx = world.method.Server(world.method), world.ctx()
     steps = server_half.finish({"model": torch.ones(1)}, ctx)

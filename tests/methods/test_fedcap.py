@@ -136,7 +136,7 @@ def test_weights_by_hand() -> None:
     close(customisation(similar, own, 0.0, 0.3)[1], [1 / 3, 1 / 3, 1 / 3])
 
 
-def test_large_alpha_overflows_nothing_and_a_small_one_gives_oneself_nothing_more() -> None:
+def test_a_large_alpha_does_not_overflow_and_a_small_one_keeps_the_own_share() -> None:
     similar, own = doubles([[1.0, 0.5, -1.0]]), torch.tensor([[True, False, False]])
     close(customisation(similar, own, 1e6, 0.2), [[0.2, 0.8, 0.0]])
     close(customisation(similar, own, 1e-14, 0.2), [[0.2, 0.4, 0.4]])
@@ -187,7 +187,7 @@ def test_a_round_by_hand() -> None:
     assert set(ctx.timer.spent) == {"aggregate", "calibrate", "detect"}
 
 
-def test_who_was_absent_is_asked_for_an_update_first() -> None:
+def test_an_absent_client_is_asked_for_an_update_first() -> None:
     """Client 9's request (0, 5) points to client 4 and is at a right angle to the others; client 5's was
     lost, it gets the reference."""
     ctx = context([1, 5, 9])
@@ -255,7 +255,7 @@ def test_too_far_from_the_reference_is_banned_for_good() -> None:
     ) == [7]
 
 
-def test_everybody_banned() -> None:
+def test_all_clients_banned() -> None:
     """The reference stays and is sent next time; nobody who is banned stays in the pool."""
     ctx = context([1, 4, 7])
     _, state, verdict = run_case(pool(), ctx, answer([1, 4, 7], [[99.0, 0.0]] * 3, [1, 1, 1]))
@@ -276,7 +276,7 @@ def test_a_round_without_answers_leaves_the_pools() -> None:
     before = pool()
     _, state, verdict = run_case(before, context([1, 4]), answer([], [], []))
     assert_same(state, before, 0.0)
-    assert any("nobody answered" in note for note in verdict.notes)
+    assert any("no client answered" in note for note in verdict.notes)
     asked, state, _ = run_case(before, context([]), answer([], [], []))
     assert_same(state, before, 0.0)
     _, state, _ = run_case(
@@ -285,7 +285,7 @@ def test_a_round_without_answers_leaves_the_pools() -> None:
     assert_same(state, before, 0.0)  # a stranger was banned
 
 
-def test_what_stands_still_is_at_a_right_angle() -> None:
+def test_a_zero_update_is_at_a_right_angle_to_all() -> None:
     asked, _, verdict = run_case(
         pool(rows=[[1.0, 0.0], [0.0, 0.0], [-3.0, 0.0]]),
         context([4]),
@@ -460,7 +460,7 @@ def test_calibration_changes_nothing_where_nothing_is_customised(simulate: Calla
     assert_same(first, second, 0.0)
 
 
-def test_with_equal_weights_for_all_everybody_is_sent_the_mean(simulate: Callable[..., Run]) -> None:
+def test_with_equal_weights_all_clients_are_sent_the_mean(simulate: Callable[..., Run]) -> None:
     """alpha = 0 and phi = 1/N at full participation with equal weights: the customised models are the
     reference, up to rounding."""
     equal: dict[str, Any] = {"train": {"rounds": 3}, "aggregator": {"name": "mean", "weights": "uniform"}}
@@ -528,7 +528,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_every_option_plays_and_matters(simulate_all: Callable[..., list[Run]]) -> None:
+def test_every_option_runs_and_changes_the_result(simulate_all: Callable[..., list[Run]]) -> None:
     settings = SETTINGS | {"train": SETTINGS["train"] | {"participation": 0.8, "dropout": 0.1}}
     runs = simulate_all([{"method": {"name": "fedcap", **options}, **settings} for options in OPTIONS])
     models = [run.vector() for run in runs]
@@ -568,7 +568,7 @@ def test_attackers_poison_their_requests(simulate: Callable[..., Run]) -> None:
     )
 
 
-def test_what_attackers_do_in_an_evaluation_is_not_noted(simulate: Callable[..., Run]) -> None:
+def test_attacks_during_an_evaluation_are_not_noted(simulate: Callable[..., Run]) -> None:
     """Those outside the last cohort make a request to be measured; how often one measures must not change
     what is said of the attack."""
     settings: dict[str, Any] = {
@@ -585,7 +585,7 @@ def test_what_attackers_do_in_an_evaluation_is_not_noted(simulate: Callable[...,
     assert noted[0] == noted[1] and any(noted[0])
 
 
-def test_who_is_removed_is_drawn_no_more_or_ignored(simulate: Callable[..., Run]) -> None:
+def test_a_banned_client_is_not_drawn_again_or_is_ignored(simulate: Callable[..., Run]) -> None:
     attacked: dict[str, Any] = {
         "attack": {"name": "replacement", "clients": [1], "factor": 50.0},
         "train": {"rounds": 3, "shuffle": False},
@@ -607,7 +607,7 @@ def test_who_is_removed_is_drawn_no_more_or_ignored(simulate: Callable[..., Run]
     assert arrays["took_part"].tolist() == [0, 2, 3, 4]
 
 
-def test_who_is_ignored_is_neither_asked_for_an_update_nor_sent_a_model() -> None:
+def test_an_ignored_client_is_neither_asked_for_an_update_nor_sent_a_model() -> None:
     """Client 4 is banned, client 9 is new: only 9 makes a request, only 1 and 9 train, as in the released
     code. Where all that were drawn are banned, nobody is asked for anything."""
     state = pool(ids=(1, 7), rows=[[1.0, 0.0], [-3.0, 0.0]]) | {"banned": torch.tensor([4])}
@@ -646,7 +646,7 @@ class Looking(Detector):
         return Judgement({"available": ctx.available})
 
 
-def test_who_is_ignored_is_not_asked_to_judge_others(simulate: Callable[..., Run]) -> None:
+def test_an_ignored_client_is_not_asked_to_judge_others(simulate: Callable[..., Run]) -> None:
     method = {"name": "fedcap", "variant": "authors"}
     run = simulate(method=method, attack=Endless(clients=(1,)), detectors=(Looking(),), train={"rounds": 2})
     assert run.state()["detector0/available"].tolist() == [0, 2, 3, 4] and run.store.arrays(2)[
@@ -654,7 +654,7 @@ def test_who_is_ignored_is_not_asked_to_judge_others(simulate: Callable[..., Run
     ].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_who_is_ignored_is_banned_once_and_refused_once(simulate: Callable[..., Run]) -> None:
+def test_an_ignored_client_is_banned_once_and_refused_once(simulate: Callable[..., Run]) -> None:
     method = {"name": "fedcap", "variant": "authors"}
     run = simulate(method=method, attack=Endless(clients=(1,)), train={"rounds": 3})
     parts = run.store.parts(3)
@@ -682,6 +682,6 @@ def test_the_authors_variant_is_a_preset() -> None:
         ({"alpha": -1}, "method.alpha: "),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}"):
         build("method", {"name": "fedcap", **settings})

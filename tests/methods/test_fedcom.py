@@ -119,7 +119,7 @@ def matched(
     return match(G, IDS, torch.tensor(wanted, dtype=torch.bool), signals, ids, channels).tolist()
 
 
-def test_the_peer_has_the_smallest_sum_where_ones_own_row_is_smallest() -> None:
+def test_the_peer_has_the_smallest_sum_where_the_clients_row_is_smallest() -> None:
     asked = [[1, 0], [1, 0], [1, 0]]
     # x = 1: channel 0, 1, 2 of the three; of the others, 9 has -2 < -1; 2 has 0 < 5; 5 has 0 < 1
     assert matched(asked, 1) == [[9, NOT_WANTED], [2, NOT_WANTED], [5, NOT_WANTED]]
@@ -130,7 +130,7 @@ def test_the_peer_has_the_smallest_sum_where_ones_own_row_is_smallest() -> None:
     assert matched(asked, 20) == matched(asked, 3) == [[9, NOT_WANTED], [9, NOT_WANTED], [5, NOT_WANTED]]
 
 
-def test_no_match_where_nobody_is_there_or_nobody_has_learnt_the_class() -> None:
+def test_no_match_without_other_clients_or_where_none_has_learnt_the_class() -> None:
     assert matched([[0, 1], [0, 0], [1, 1]], 1) == [
         [NOT_WANTED, NOBODY],
         [NOT_WANTED, NOT_WANTED],
@@ -181,7 +181,7 @@ def test_a_named_head_is_where_the_last_layer_is() -> None:
     assert last_layer(deep.layout).name == "1.2.weight"
 
 
-def test_whoever_has_learnt_nothing_of_a_class_is_nobodys_peer() -> None:
+def test_a_client_that_has_not_learnt_a_class_is_no_peer() -> None:
     """A client without a step, or, by the gradient of the class's loss, without a sample of it, has a row of
     zeros."""
     untrained = double([[[-3, 0, 1], [-1, 0, 0]], [[0, 0, 0], [0, 0, 0]], [[2, 5, 9], [0, 0, 0]]])
@@ -454,7 +454,7 @@ def test_one_peer_for_two_classes_is_sent_once() -> None:
 
 
 @pytest.mark.parametrize("way", ["banned", "rejected", "refused"])
-def test_whoever_is_turned_away_is_nobodys_peer(way: str) -> None:
+def test_a_rejected_client_is_no_peer(way: str) -> None:
     """Without 1, the best for class 1 is 2; a ban is for good."""
     play = Played()
     play.round(answer(ALL, WANTED))
@@ -469,7 +469,7 @@ def test_whoever_is_turned_away_is_nobodys_peer(way: str) -> None:
     assert (1 in play.state["personal/ids"].tolist()) == (way != "banned")
 
 
-def test_who_is_away_helps_with_what_is_known_of_it() -> None:
+def test_an_absent_client_is_a_peer_by_its_last_signal_and_model() -> None:
     play = Played()
     play.round(answer([0, 1], {0: 1}))
     (asked,), verdict = play.round(answer([0, 2], {0: 1}))
@@ -496,7 +496,7 @@ def test_a_peer_that_has_sent_no_model_is_skipped() -> None:
     ]
 
 
-def test_nobody_and_one_client_alone() -> None:
+def test_an_empty_cohort_and_a_single_client() -> None:
     play = Played()
     (asked,), verdict = play.round(answer([0], WANTED))
     assert verdict.tables["matches"].tolist() == [[-1, NOBODY, -1]] and got(asked) == {0: []}
@@ -509,7 +509,7 @@ def test_nobody_and_one_client_alone() -> None:
     close(play.state["personal/rows"][:, 0], [0])
 
 
-def test_sequential_order_hands_on_the_newest() -> None:
+def test_sequential_order_sends_the_newest_models() -> None:
     play = Played(order="sequential")
     first, _ = play.round(answer(ALL, WANTED))
     assert [got(asked) for asked in first] == [{0: []}, {1: []}, {2: []}, {3: [2.0]}]
@@ -517,7 +517,7 @@ def test_sequential_order_hands_on_the_newest() -> None:
     assert [got(asked) for asked in second] == [{0: [1.0]}, {1: [2.0]}, {2: []}, {3: [2.5]}]
 
 
-def test_without_matching_nothing_is_handed_on() -> None:
+def test_without_matching_no_personal_model_is_sent() -> None:
     play = Played(matching=False)
     for _ in range(2):
         (asked,), verdict = play.round(answer(ALL, WANTED))
@@ -544,7 +544,7 @@ def test_scales_and_signals() -> None:
     assert Played(scale="norm").round(loud)[1].tables["matches"][0, 1] == 1  # 4 of 60.1 is less than 3 of 3
 
 
-def test_the_servers_own_client_is_nobodys_peer() -> None:
+def test_the_servers_own_client_is_no_peer() -> None:
     up = answer([ROOT, 0, 1], {ROOT: 1, 0: 1})
     up["update"][0] = double([0.0, 100.0, 0.0])
     (asked,), verdict = Played().round(up)

@@ -98,7 +98,7 @@ def test_what_helps_is_taken_by_how_much_it_helps(plan: Plan) -> None:
 
 
 @both_plans
-def test_whoever_is_helped_by_nobody_keeps_its_own(plan: Plan) -> None:
+def test_a_client_that_no_model_helps_keeps_its_own(plan: Plan) -> None:
     """Client 4: all hurt. Client 7: sent a copy of its w_old, which is no way away, and something so far that
     it cannot be told how far."""
     got = Received(
@@ -113,7 +113,7 @@ def test_whoever_is_helped_by_nobody_keeps_its_own(plan: Plan) -> None:
 
 
 @both_plans
-def test_whoever_ran_away_comes_back_by_the_models_of_others(plan: Plan) -> None:
+def test_a_client_whose_training_diverged_recovers_by_the_models_of_others(plan: Plan) -> None:
     """Its own model is no number, and nothing of it may be in the mixture."""
     got = Received(vectors((3.0, -4.0)), torch.tensor([[-1, 0, -1], [-1, 0, -1]]), local_of(plan).wire)
     state = {"own": vectors((math.nan, math.inf), (1.0, 0.0)), "old": vectors((0.0, 0.0), (0.0, 0.0))}
@@ -158,7 +158,7 @@ def kept(**changes: Any) -> dict[str, Tensor]:
     }
 
 
-def test_the_best_are_sent_but_never_the_own_and_never_what_nobody_sent() -> None:
+def test_the_best_models_are_sent_but_never_the_own_or_one_that_no_client_sent() -> None:
     ctx = context([4, 5, 7])
     best = server(1)._best(kept(), ctx, ctx.cohort)
     assert (
@@ -196,7 +196,7 @@ def test_a_round_of_the_server_by_hand() -> None:
     assert verdict.tables["sent"][0].tolist() == [9, 7]
 
 
-def test_a_stranger_is_given_the_mean() -> None:
+def test_an_unknown_client_gets_the_mean() -> None:
     ctx = context([4])
     steps = server(1).deliver(kept(), ctx, torch.tensor([4, 5]))
     with pytest.raises(StopIteration) as end:
@@ -261,7 +261,7 @@ def test_without_others_it_is_local(data: dict[str, Any], simulate: Simulate) ->
     torch.testing.assert_close(fomo, local, rtol=0, atol=1e-12)
 
 
-def test_a_single_client_has_nobody_to_learn_from() -> None:
+def test_a_single_client_has_no_other_models() -> None:
     table = Padded(
         torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64), torch.tensor([1])
     )

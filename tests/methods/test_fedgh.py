@@ -111,7 +111,7 @@ def test_without_pairs_the_head_stays(up: Uplink) -> None:
     close(state["model"], [1.0, 2.0, 3.0, 4.0])
 
 
-def test_a_head_that_ran_away_stays_as_it_was() -> None:
+def test_a_head_whose_training_diverged_stays_as_it_was() -> None:
     method = method_of(head_lr=1e300)
     ctx = context_of(NETWORK, method.Client(method), START, [0])
     _, state, verdict = one_round(
@@ -121,7 +121,7 @@ def test_a_head_that_ran_away_stays_as_it_was() -> None:
     assert "head_lr" in verdict.notes[0]
 
 
-def test_without_the_servers_training_everybody_starts_from_the_first_head(
+def test_without_the_servers_training_all_clients_start_from_the_first_head(
     simulate: Callable[..., Run],
 ) -> None:
     """One round of it is local training; and bodies never travel, whatever the number of rounds."""

@@ -98,7 +98,7 @@ def test_numbers_beyond_all_bounds_leave_each_with_its_own_head() -> None:
 
 @pytest.mark.parametrize("times", [1e3, 1e15])
 @pytest.mark.parametrize("lie", ["features", "variance"])
-def test_one_liar_does_not_level_the_others_mixtures(lie: str, times: float) -> None:
+def test_one_false_report_does_not_level_the_others_mixtures(lie: str, times: float) -> None:
     """Features or a variance beyond all measure keep the liar out of everybody's mixture; hardly anything
     changes between the others."""
     variance, h = 0.2 + Key(1).uniform(6, dtype=torch.float64), Key(2).normal(6, 3, 4, dtype=torch.float64)
@@ -232,7 +232,7 @@ def test_own_heads_go_by_place_and_not_by_id() -> None:
     up = replace(UP, fields={**UP.fields, "h": double([[[1e200], [0.0]], [[0.0], [0.0]]])})
     _, state, verdict = one_round(method, method.Server(method).init(ctx), ctx, up)
     close(state["models"], [[1.0, 0.0], [0.0, 1.0]])
-    assert "client 7 keeps to its own head" in verdict.notes[1]
+    assert "client 7 keeps its own head" in verdict.notes[1]
 
 
 class NotSeven(Detector):
@@ -243,7 +243,7 @@ class NotSeven(Detector):
         return Judgement(state, {}, {}, rejected={7: "seven"})
 
 
-def test_whoever_is_turned_away_or_has_no_samples_is_in_no_mixture() -> None:
+def test_a_client_that_is_rejected_or_has_no_samples_is_in_no_mixture() -> None:
     method = method_of()
     ctx = context_of(
         NETWORK, method.Client(method), START, [4, 7], head=NETWORK.head, detectors=(NotSeven(),)

@@ -26,7 +26,7 @@ def test_the_received_body_and_the_own_head_are_trained_at_once(plan: Plan) -> N
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])
-def test_who_does_not_take_part_is_not_overwritten_before_evaluation(
+def test_a_client_that_does_not_take_part_is_not_overwritten_before_evaluation(
     name: str, simulate: Callable[..., Run]
 ) -> None:
     train = {"rounds": 4, "participation": 0.6}

@@ -103,7 +103,7 @@ def test_the_nearest_prototype_answers_and_one_that_is_missing_never_does() -> N
 @pytest.mark.parametrize(
     ("weighting", "expected"), [("equal", (4.0 + 1.0) / 2), ("samples", (3 * 4.0 + 1.0) / 4)]
 )
-def test_the_server_averages_over_those_who_hold_a_class(weighting: str, expected: float) -> None:
+def test_the_server_averages_over_the_clients_that_hold_a_class(weighting: str, expected: float) -> None:
     method, network = parts(weighting=weighting)
     ctx = context_of(network, method.Client(method), START, [4, 7])
     start = method.Server(method).init(ctx)

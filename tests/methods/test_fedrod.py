@@ -126,7 +126,7 @@ def test_the_personal_head_adds_to_the_generic_one_and_moves_nothing_else(plan: 
         close(state["own"][i], [*(whole[i, :7] - 0.6 * torch.cat([*grads, *own])).tolist(), 1.0])
 
 
-def test_the_sum_is_heard_only_where_a_client_has_trained() -> None:
+def test_the_sum_of_heads_counts_only_where_a_client_has_trained() -> None:
     heads = TwoHeads(nn.Linear(2, 3))
     x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
     assert torch.equal(heads(x), heads.generic(x))
@@ -168,7 +168,7 @@ def test_the_global_half_is_fedavg_with_a_balanced_softmax(simulate: Simulate) -
     torch.testing.assert_close(run.state()["model"], model[shared], rtol=0, atol=1e-12)
 
 
-def test_each_model_is_what_it_says(simulate: Simulate) -> None:
+def test_each_model_predicts_with_its_heads(simulate: Simulate) -> None:
     """A client that took part has a voice, one that never did predicts by the generic head; the global model
     never has one."""
     run = simulate(**hard("fedrod", train={"rounds": 1, "participation": 0.4}))

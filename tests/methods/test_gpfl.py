@@ -127,7 +127,7 @@ def test_the_head_stays_and_bytes_say_so(simulate: Callable[..., Run]) -> None:
     assert run.metrics["bytes/up"].tolist() == [n * (sent + 2) * 8 for n in (4, 4, 5)]
 
 
-def test_conditions_follow_the_embeddings_also_where_unselected_clients_are_handed_the_newest(
+def test_conditions_follow_the_embeddings_also_where_unselected_clients_get_the_newest(
     simulate: Callable[..., Run],
 ) -> None:
     table = hard("gpfl", train={"participation": 0.6, "rounds": 3}, evaluate={"unselected": "deliver"})

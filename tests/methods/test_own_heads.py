@@ -28,7 +28,7 @@ def test_there_and_back() -> None:
     close(back["update"] + MODEL[:3], [[1.5, 2, 3], [1, 6, 6], [1, 7, 7]])
 
 
-def test_nobody_has_a_head_or_answers() -> None:
+def test_without_heads_or_replies_nothing_changes() -> None:
     nobody = torch.zeros(0, dtype=torch.int64)
     asked = broadcast("train", MODEL, torch.tensor([2, 4]))
     sent = under_own_heads(asked, MODEL, HEAD, nobody, double([]).reshape(0, 2))

@@ -72,7 +72,7 @@ def test_with_one_inner_step_of_one_over_lambda_it_is_fedavg(
     assert mine.model().state_dict().keys() == average.model().state_dict().keys()
 
 
-def test_who_never_trained_has_the_newest_w(simulate: Callable[..., Run]) -> None:
+def test_a_client_that_never_trained_has_the_newest_w(simulate: Callable[..., Run]) -> None:
     run = simulate(method="pfedme", train={"rounds": 2, "availability": {"4": [[9, 10]]}})
     w = run._experiment.network.layout.under("shared")
     assert torch.equal(run.vector(4)[w], server(run))

@@ -387,7 +387,7 @@ def test_when_all_are_banned_the_model_stays_with_a_note(simulate: Simulate) -> 
     run = simulate(detectors=(Everyone(),))
     assert torch.equal(run.vector(), run._experiment.initial)
     first = run.store.read_json("parts/000001.json")
-    assert first is not None and any("nobody's update was used" in note for note in first["notes"])
+    assert first is not None and any("no update was used" in note for note in first["notes"])
     assert (
         run.store.arrays(1)["verdict/weights"].tolist() == [0.0] * 5
         and len(run.store.arrays(2)["cohort"]) == 0
@@ -665,7 +665,7 @@ def scribble(federation: Any) -> Any:
         ),
         (
             lambda f: replace(f, samples=replace(f.samples, std=(2.0,))),
-            "changed what the dataset says of itself",
+            "changed the dataset's description",
         ),
         (scribble, "changed data in place"),
     ],
@@ -738,7 +738,7 @@ def test_boasted_counts_cannot_overflow(simulate: Simulate) -> None:
         assert bool(torch.isfinite(run.vector()).all()) and float(weights.sum()) == pytest.approx(1)
 
 
-def test_counts_whose_sum_is_no_number_weigh_equally(simulate: Simulate) -> None:
+def test_counts_whose_sum_is_not_finite_weigh_equally(simulate: Simulate) -> None:
     ctx = simulate(train={"dtype": "float32"})._experiment.context()
     for count in ([3e38, 3e38, 1.0], [0.0, 0.0, 0.0]):
         assert ctx.priors(Uplink(torch.arange(3), {"count": torch.tensor(count)})).tolist() == pytest.approx(

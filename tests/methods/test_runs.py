@@ -233,7 +233,7 @@ class Watching(Mean):
         return super().__call__(x, w, state, ctx)
 
 
-def test_the_rule_learns_who_was_refused(simulate: Callable[..., Run]) -> None:
+def test_the_rule_learns_which_clients_were_refused(simulate: Callable[..., Run]) -> None:
     lengths = simulate(detectors=("norm",)).store.arrays(1)["verdict/scores/norm/norm"]
     longest = int(lengths.argmax())
     rule = Watching(seen=[])

@@ -49,9 +49,7 @@ def test_the_rule_inside_keeps_its_memory() -> None:
 
 
 def test_a_memory_that_a_wrapper_would_mix_up_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="remembers every client, but a bucket is another mixture in every round"
-    ):
+    with pytest.raises(ConfigError, match="remembers every client, but every round has other buckets"):
         Bucketing()(Remembering())
     assert Bucketing()(Remembering(about="model")).remembers() == "model"
     for about in ("clients", "model"):
@@ -64,7 +62,7 @@ def test_a_memory_that_a_wrapper_would_mix_up_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrapper", [GradientSplitting(), NearestNeighbourMixing()])
-def test_without_f_they_would_quietly_be_the_mean(wrapper: Around) -> None:
+def test_wrappers_that_leave_out_f_clients_require_an_f(wrapper: Around) -> None:
     with pytest.raises(
         ConfigError, match=f"aggregator.f: wrapper '{wrapper.name}' leaves out .*; set f, for example to 0.3"
     ):
@@ -78,7 +76,7 @@ def test_a_wrapper_must_say_how_it_reduces() -> None:
         """Nothing here."""
 
     x = torch.ones(1, 1)
-    with pytest.raises(TypeError, match="Empty does not say how it reduces"):
+    with pytest.raises(TypeError, match="Empty does not define how it reduces"):
         Empty()(Mean())(x, torch.ones(1), {}, context_of(x))
 
 

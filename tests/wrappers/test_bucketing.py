@@ -80,7 +80,7 @@ def test_the_authors_draw_once_and_count_fewer_attackers() -> None:
     assert torch.equal(look.seen[0][0], look.seen[1][0]) and look.seen[0][2].assumed == 1
 
 
-def test_a_share_of_attackers_that_no_number_of_buckets_can_bear() -> None:
+def test_a_share_of_attackers_too_large_for_any_number_of_buckets() -> None:
     class Majority(Look):
         """Needs more good vectors than bad ones."""
 

@@ -82,7 +82,7 @@ def test_the_split_is_even_complete_and_new_in_every_round() -> None:
 
 
 @pytest.mark.parametrize(("n", "f", "told"), [(9, 3, 3), (9, 4, 3), (4, 2, 0), (2, 1, 0)])
-def test_what_the_rule_inside_is_told(n: int, f: int, told: int) -> None:
+def test_the_number_of_attackers_that_the_rule_inside_assumes(n: int, f: int, told: int) -> None:
     SEEN.clear()
     x, w = updates(n, 10)
     found = GradientSplitting(p=3)(Nearest(f=f))(x, w, {}, context_of(x, assumed=f))

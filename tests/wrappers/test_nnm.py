@@ -47,7 +47,7 @@ def test_equally_near_ones_are_taken_by_id() -> None:
         assert look.seen[0][0][0].item() == other
 
 
-def test_a_double_does_not_take_ones_own_place() -> None:
+def test_an_equal_update_does_not_replace_the_clients_own() -> None:
     x = torch.tensor([[5.0], [5.0], [1.0]])
     found = NearestNeighbourMixing(f=2)(Mean())(x, torch.tensor([0.2, 0.3, 0.5]), {}, context_of(x))
     torch.testing.assert_close(found.weights, torch.tensor([0.2, 0.3, 0.5]))
