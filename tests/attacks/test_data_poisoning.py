@@ -292,5 +292,5 @@ def test_a_redrawn_attack_keeps_the_numbers_of_samples() -> None:
 
     adversary = Adversary(Hoarder(redraw=True, fraction=0.4), torch.arange(3), Key(0))
     after = adversary.poison_data(federation())
-    with pytest.raises(RunError, match="as many samples as they had; leave attack.redraw out"):
+    with pytest.raises(RunError, match="as many samples as it had; leave attack.redraw out"):
         adversary.train(after, 1)
