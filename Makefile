@@ -41,7 +41,7 @@ SOAK ?=
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.soak $(SOAK)
 
-# For PNG figures of reports and for the tests that drive them; without it those tests are skipped.
+# For screenshots and for the tests of the page in a browser; without it those tests are skipped.
 browser:
 	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then echo "there is a browser already"; \
 	elif command -v apt-get >/dev/null 2>&1; then \
