@@ -36,7 +36,7 @@ def test_the_scale_of_a_channel_does_not_matter(scale: float) -> None:
     torch.testing.assert_close(x.std((0, 2), unbiased=False), torch.ones(2), rtol=0, atol=1e-5)
 
 
-def test_noise_on_a_large_mean_in_float32_is_not_scaled() -> None:
+def test_noise_on_a_large_mean_in_float32_is_measured_exactly() -> None:
     x = (1e6 + np.random.default_rng(0).normal(size=(5000, 1, 20))).astype(np.float32)
     moments = measured(x, 50)
     exact = x.astype(np.longdouble)
