@@ -45,6 +45,8 @@ class WaitSettings:
     """The share of those who are asked that must answer; at least one must."""
     wait: float = 0.0
     """Seconds to wait for a quorum before the run stops."""
+    retry: float = 1.0
+    """Seconds between two requests to missing clients while it waits for a quorum."""
 
 
 class FlowerEngine:
@@ -157,7 +159,7 @@ class FlowerEngine:
                     len(wanted),
                 )
                 self.admission.record_wait(header, answered, missing, self.wait_settings.wait)
-            time.sleep(max(1.0, self.messaging.poll))
+            time.sleep(max(self.wait_settings.retry, self.messaging.poll))
         cap = FEDERATION_NORM_CAP if run_context.norm_cap is None else run_context.norm_cap
         in_order = [
             rows[c] for c in sorted(rows) if self.admission.admits(c)

@@ -57,7 +57,9 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
         load_plugin(plugin)
     config, out = federated(str(settings["config"])), Path(str(settings["out"]))
     waits = {
-        name: float(settings[name]) for name in ("deadline", "join", "quorum", "wait") if name in settings
+        name: float(settings[name])
+        for name in ("deadline", "join", "quorum", "wait", "retry")
+        if name in settings
     }
     wait_settings = WaitSettings(**waits)
     ledger = Ledger(Path(str(settings["ledger"]))) if settings.get("ledger") else None

@@ -244,7 +244,7 @@ class RunningFederation:
             if reason is not None or standing == 2:
                 raise RunError(f"the run stopped ({reason or why or status}); {self._goes_on()}")
             self.say(f"the run stopped in round {self._committed() + 1} ({why or status}) and goes on")
-        self._tell()
+        self._report()
         content = Store(self.project.run).result()
         assert content is not None
         return content
@@ -275,7 +275,7 @@ class RunningFederation:
         while True:
             self._mend()
             self.refusals.add_to(self.ledger)
-            self._tell()
+            self._report()
             # A question costs Flower's command line a second of computing, so it is asked seldom until the
             # run has said its last word.
             if time.monotonic() - asked > (1 if result.exists() else 10):
@@ -334,7 +334,7 @@ class RunningFederation:
             else:
                 del self.processes.started[name]
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Say what the ledger says, and carry bans and new keys to the SuperLink."""
         self.ledger.refresh()
         news = self.ledger.entries[self.told :]

@@ -46,6 +46,7 @@ class World:
             "out": str(self.out),
             "deadline": 0.2,
             "join": 1.0,
+            "retry": 0.1,
             "ledger": str(self.ledger.path),
         }
         self.settings |= settings

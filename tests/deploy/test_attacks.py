@@ -5,6 +5,7 @@ listed in docs/federation.md."""
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,12 +27,12 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supernode.fleet_http_client import FleetHttpClient  # noqa: E402
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
-from holdfast.deploy.enrolment import fingerprint_of  # noqa: E402
+from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.keys import load_private  # noqa: E402
 from holdfast.deploy.project import Project  # noqa: E402
 from holdfast.deploy.up import RunningFederation  # noqa: E402
 from tests.deploy.hostile_node import corrupt  # noqa: E402
-from tests.deploy.real_federation import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
+from tests.deploy.real_federation import PATIENT, cheat, found, model_of, simulated  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -82,43 +83,68 @@ class Attacker:
         return bool(said.objects_to_push)
 
 
-def test_an_attacker_with_a_key_gives_no_orders_and_gets_nobody_banned(tmp_path: Path) -> None:
-    """Messages to the server in the names of others, as many as there are strikes; and orders to another
-    node, in the server's name."""
-    project = found(tmp_path, clients=3, rounds=3, quorum=1.0, wait=PATIENT, strikes=1)
-    taken: list[bool] = []
+FORGER = """
+import hashlib, json
+from flwr.supernode.fleet_http_client import FleetHttpClient
+announce = FleetHttpClient.PushMessages
+def forge(self, request):
+    own = request.node.node_id
+    numbers = [int(node) for node in json.loads((server / 'registered.json').read_text()).values() if node]
+    letter = request.messages_list[0].metadata.reply_to_message_id
+    for other in [number for number in numbers if number != own]:
+        for source, target, answered in ((1, other, ''), (own, other, ''), (other, 1, ''), (other, 1, letter)):
+            forged = type(request)()
+            forged.CopyFrom(request)
+            about, tree = forged.messages_list[0].metadata, forged.message_object_trees[0]
+            about.src_node_id, about.dst_node_id, about.reply_to_message_id = source, target, answered
+            about.message_id = tree.object_id = hashlib.sha256(os.urandom(8)).hexdigest()
+            del tree.children[:]
+            try:
+                announce(self, forged)
+                said = 'taken'
+            except Exception as error:
+                said = str(error)
+            with open(here / 'forged', 'a') as file:
+                file.write(said + '\\\\n')
+    return announce(self, request)
+FleetHttpClient.PushMessages = forge
+""".replace("\\\\n", "\\n")  # noqa: E501
 
-    def attack(up: RunningFederation, line: str) -> None:
-        if line.startswith("round 1:") and not taken:
+
+def test_forged_messages_give_no_orders_get_no_client_banned_and_are_held_against_their_sender(
+    tmp_path: Path,
+) -> None:
+    """A node with a key forges through the proxy, in every exchange; and past it, at the SuperLink itself: to
+    the server in the names of others, and orders to other nodes in the server's name. `strikes` 0: it is
+    never banned, so its own replies count and the run is the simulator's, bit by bit."""
+    project = found(tmp_path, clients=3, rounds=3, strikes=0, quorum=1.0, wait=PATIENT)
+    up, accepted = RunningFederation(project, lambda line: attack(line)), []
+
+    def attack(line: str) -> None:
+        if line.startswith("round 1:") and not accepted:
             attacker = Attacker(up, project, client=1)
             for victim in (0, 2):
                 for number in range(3):
                     junk = RecordDict({"post": ConfigRecord({"nonce": f"{number}"})})
-                    taken.append(attacker.send(junk, source=1, target=1, kind="train"))
-                order = {
-                    "run": "x",
-                    "task": "train",
-                    "round": 2,
-                    "step": 0,
-                    "discard_state": False,
-                    "committed": 1,
-                    "threads": 1,
-                    "world": "w",
-                }
-                forged = RecordDict(
-                    {
-                        "header": ConfigRecord({**order, "pick": [-1]}),
-                        "post": ConfigRecord({"nonce": "0" * 32}),
-                    }
-                )
-                taken.append(attacker.send(forged, source=1, target=attacker.nodes[victim]))
+                    accepted.append(attacker.send(junk, source=1, target=1, kind="train"))
+                accepted.append(attacker.send(forged_order(), source=1, target=attacker.nodes[victim]))
 
-    run_federation(project, disturb=attack)
-    assert len(taken) == 8 and all(taken), (
+    up.processes.extra["node1"] = corrupt(project, 1, FORGER)
+    with up:
+        up.run(timeout=PATIENT)
+    assert not up.processes.alive()
+    assert len(accepted) == 8 and all(accepted), (
         "the SuperLink itself takes all of it: else this test shows nothing"
     )
+    answers = (project.path / "cheat1" / "forged").read_text().splitlines()
+    assert len(answers) >= 16 and all("403" in line for line in answers)
     ledger = project.ledger()
-    assert ledger.of("strike", "ban", "missing") == []
+    struck = [
+        (entry.client, entry.round, entry.what["offence"], entry.what["by"]) for entry in ledger.of("strike")
+    ]
+    assert {(1, 1, "name", "proxy"), (1, 1, "order", "proxy")} <= set(struck)
+    assert {(client, by) for client, _, _, by in struck} == {(1, "proxy")} and len(set(struck)) == len(struck)
+    assert ledger.of("ban", "missing") == []
     assert [entry.what["took_part"] for entry in ledger.of("round")] == [[0, 1, 2]] * 3
     assert torch.equal(model_of(project.run), model_of(simulated(project, tmp_path / "sim")))
     for victim in (0, 2):
@@ -127,8 +153,15 @@ def test_an_attacker_with_a_key_gives_no_orders_and_gets_nobody_banned(tmp_path:
         assert "rejected an order without a complete envelope" in logs
 
 
+def forged_order() -> RecordDict:
+    order = {"run": "x", "task": "train", "round": 2, "step": 0, "committed": 1, "threads": 1, "world": "w"}
+    header = ConfigRecord({**order, "discard_state": False, "pick": [-1]})
+    return RecordDict({"header": header, "post": ConfigRecord({"nonce": "0" * 32})})
+
+
 BOMB = """
 import json
+import os
 from flwr.app import Array
 deflate = Array.deflate
 def many(self):
@@ -149,36 +182,61 @@ lie(change)
 """
 
 
-def test_a_reply_that_would_fill_the_servers_memory_is_refused_and_its_sender_is_struck(
+LYING = """a = fields['update']
+fields['update'] = Array(dtype='float32', shape=(3,), stype=a.stype, data=a.data[:200])"""
+
+
+def test_replies_that_are_malformed_or_would_fill_the_memory_are_struck_and_their_senders_banned(
     tmp_path: Path,
 ) -> None:
-    """2 MB that name one chunk 2,000 times: 4 GB. The sender's signature is on it."""
-    project = found(tmp_path, clients=3, rounds=2, strikes=2, quorum=1.0, wait=PATIENT)
-    up, most = RunningFederation(project, lambda line: None), [0]
-    up.processes.extra["node1"] = corrupt(project, 1, BOMB)
-    watched = up._tell
+    """Client 5 sends 2 MB that name one chunk 2,000 times: 4 GB. The signatures of the senders are on all of
+    it."""
+    project = found(tmp_path, clients=6, rounds=2, strikes=1, quorum=1.0, wait=PATIENT)
+    up, peaks = RunningFederation(project, lambda line: None), [0]
+    cheats = {
+        1: "fields['update'] = Array(np.full_like(fields['update'].numpy(), np.nan))",
+        2: "fields['update'] = Array(np.zeros(7, dtype=np.float32))",
+        3: LYING,
+        4: "content['more'] = ConfigRecord({'x': 1})",
+    }
+    up.processes.extra |= {f"node{client}": cheating(up, client, code) for client, code in cheats.items()}
+    up.processes.extra["node5"] = corrupt(project, 5, BOMB)
+    report = up._report
 
-    def tell() -> None:
-        for pid in up.processes.alive():
-            if b"flwr-serverapp" in _read(f"/proc/{pid}/cmdline"):
-                peak = [
-                    line
-                    for line in _read(f"/proc/{pid}/status").decode().splitlines()
-                    if line.startswith("VmHWM")
-                ]
-                most[0] = max([most[0], *(int(line.split()[1]) for line in peak)])
-        watched()
+    def measure_and_report() -> None:
+        peaks.append(peak_memory_of_the_server_app(up))
+        report()
 
-    up._tell = tell  # type: ignore[method-assign]
+    up._report = measure_and_report  # type: ignore[method-assign]
     with up:
         up.run(timeout=PATIENT)
-    strikes = [(entry.client, entry.what["reason"]) for entry in project.ledger().of("strike")]
-    assert [client for client, _ in strikes] == [1, 1] and all(
-        "its task allows" in reason for _, reason in strikes
-    ), strikes
-    assert [entry.client for entry in project.ledger().of("ban")] == [1]
-    assert [entry.what["ids"] for entry in project.ledger().of("round")] == [[0, 2]] * 2
-    assert 0 < most[0] < 1_500_000, f"the ServerApp has taken {most[0]} kB"
+    assert not up.processes.alive()
+    reasons = {entry.client: entry.what["reason"] for entry in project.ledger().of("strike")}
+    words = {1: "not finite", 2: "shape (7,)", 3: "bytes", 4: "records", 5: "its task allows"}
+    assert reasons.keys() == words.keys() and all(words[client] in reasons[client] for client in words), (
+        reasons
+    )
+    assert Enrolment.of(project.ledger().entries).banned.keys() == words.keys()
+    assert [entry.what["ids"] for entry in project.ledger().of("round")] == [[0]] * 2
+    assert 0 < max(peaks) < 1_500_000, f"the ServerApp has taken {max(peaks)} kB"
+
+
+def cheating(up: RunningFederation, client: int, code: str) -> dict[str, str]:
+    """The environment of a node whose ClientApp changes what it sends by `code`."""
+    path = os.pathsep.join([cheat(up.project, client, code), up.processes.environment()["PYTHONPATH"]])
+    return {"PYTHONPATH": path}
+
+
+def peak_memory_of_the_server_app(up: RunningFederation) -> int:
+    """In kB; 0 if there is none."""
+    peaks = [
+        int(line.split()[1])
+        for pid in up.processes.alive()
+        if b"flwr-serverapp" in _read(f"/proc/{pid}/cmdline")
+        for line in _read(f"/proc/{pid}/status").decode().splitlines()
+        if line.startswith("VmHWM")
+    ]
+    return max(peaks, default=0)
 
 
 def _read(path: str) -> bytes:

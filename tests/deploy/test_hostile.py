@@ -376,7 +376,7 @@ def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
 MEMBER_GOES_DOWN = """
 import signal
 def change(reply, request):
-    if asked(request) == ('score', 1) and not request.content['header']['rehearsal'] and not (here / 'gone').exists():
+    if asked(request) == ('score', 1) and not request.content['header']['discard_state'] and not (here / 'gone').exists():
         (here / 'gone').touch()
         supernode = ('HOLDFAST_ALIVE=' + os.environ['HOLDFAST_ALIVE'].replace('superexec', 'node')).encode()
         for process in pathlib.Path('/proc').glob('[0-9]*/environ'):

@@ -141,6 +141,7 @@ def assert_worlds_agree(federation: Loopback, trial: Trial, folder: Path) -> Non
             )
 
 
+@pytest.mark.slow
 def test_two_nodes_have_the_simulators_bits(tmp_path: Path) -> None:
     """The shortest real federation: FedAvg, one round; nodes without a trainer, who do all their work in the
     ClientApp."""

@@ -86,10 +86,10 @@ def test_a_ban_reaches_a_superlink_that_was_away(project: Project) -> None:
     project.ledger().append("ban", 1, reason="norm", by="operator")
     enrol(project, 2)
     link.gone = True
-    up._tell()
+    up._report()
     assert link.removed == [] and any("will be" in line for line in said)
     link.gone = False
-    up._tell()
+    up._report()
     assert sorted(link.removed) == ["101", "102"] and len(link.nodes) == 4
     write_json(
         project.server / "registered.json",
@@ -234,7 +234,7 @@ def test_a_run_that_ended_without_a_word_is_started_once_more(
         return "finished:failed", "it broke"
 
     monkeypatch.setattr(up, "_one_run", one_run)
-    monkeypatch.setattr(up, "_tell", lambda: None)
+    monkeypatch.setattr(up, "_report", lambda: None)
     if outcome == "done":
         assert up.run() == finished
     else:
