@@ -1,5 +1,5 @@
 """`holdfast federation ban`, `unban`, `key`, `enrol` and `leave`: what an operator decides about a client,
-and the node's own key."""
+and a node's own key."""
 
 from __future__ import annotations
 
@@ -15,33 +15,41 @@ from holdfast.core.errors import ConfigError
 if TYPE_CHECKING:
     from holdfast.deploy.project import Project
 
-Client = Annotated[int, typer.Argument(metavar="CLIENT", help="Its number.", show_default=False)]
+Client = Annotated[int, typer.Argument(metavar="CLIENT", help="Number of the client.", show_default=False)]
 Reason = Annotated[str, typer.Option("--reason", help="Written into the ledger.", show_default=False)]
 
 
 @federation.command()
 def ban(folder: Folder, client: Client, reason: Reason = "by the operator") -> None:
-    """Ban a client for good: from now on it is sent nothing, and its key is worth nothing.
+    """Ban a client permanently: it is sent nothing from now on, and its key is rejected.
 
     \b
     Example:
       holdfast federation ban ward 3 --reason "its disk was stolen"
+
+
+
+
     """
-    _judge(opened(folder), client, "ban", reason)
+    _decide(opened(folder), client, "ban", reason)
 
 
 @federation.command()
 def unban(folder: Folder, client: Client, reason: Reason = "by the operator") -> None:
-    """Let a banned client in again; it needs a new key (`enrol`), because a SuperLink takes no key twice.
+    """Remove the ban of a client. It needs a new key (`enrol`), because a SuperLink accepts no key twice.
 
     \b
     Example:
       holdfast federation unban ward 3 --reason "it was our mistake"
+
+
+
+
     """
-    _judge(opened(folder), client, "unban", reason)
+    _decide(opened(folder), client, "unban", reason)
 
 
-def _judge(project: Project, client: int, kind: str, reason: str) -> None:
+def _decide(project: Project, client: int, kind: str, reason: str) -> None:
     from holdfast.deploy.enrolment import Enrolment
 
     ledger = project.ready_ledger()
@@ -59,7 +67,7 @@ def _judge(project: Project, client: int, kind: str, reason: str) -> None:
     done = (
         "banned"
         if kind == "ban"
-        else f"let in again; give it a new key: `holdfast federation enrol {project.path} {client}`"
+        else f"no longer banned; give it a new key: `holdfast federation enrol {project.path} {client}`"
     )
     print_line(to_stdout(), f"client {client} is {done}; ledger head {ledger.head}")
 
@@ -68,18 +76,24 @@ def _judge(project: Project, client: int, kind: str, reason: str) -> None:
 def key(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.", show_default=False),
+        typer.Argument(
+            metavar="FOLDER", help="The node's own folder; created if missing.", show_default=False
+        ),
     ],
     client: Annotated[
-        int, typer.Option("--client", min=0, help="Which client this node is.", show_default=False)
+        int,
+        typer.Option("--client", min=0, help="Number of the client that this node is.", show_default=False),
     ],
 ) -> None:
-    """On a node: make its key there, so that the private half is nowhere else, and print what the server
-    needs.
+    """Make the key of a node on the node itself, and print the public half for the server.
 
     \b
     Example:
       holdfast federation key nodes/3 --client 3
+
+
+
+
 
     """
     need_flower()
@@ -115,16 +129,20 @@ def enrol(
         typer.Option(
             "--key",
             metavar="FILE.pub",
-            help="The public key that the node has made; else a new key is made here.",
+            help="The public key that the node has made; default: a new key is made here.",
         ),
     ] = None,
 ) -> None:
-    """Enrol a client, or give one a new key; its old key is worth nothing from then on.
+    """Enrol a client, or give it a new key; its old key is rejected from then on.
 
     \b
     Examples:
       holdfast federation enrol ward 3
       holdfast federation enrol ward 3 --key node3.pub
+
+
+
+
     """
     project = opened(folder)
     from holdfast.deploy.enrolment import Enrolment
@@ -144,8 +162,8 @@ def enrol(
         )
     if client >= clients:
         said = (
-            f"the experiment has clients 0 to {clients - 1}: this one is asked nothing unless data.clients is"
-            " raised, for a new run"
+            f"the experiment has clients 0 to {clients - 1}: this one is not asked unless data.clients is"
+            " raised for a new run"
         )
         print_line(to_stderr(), said)
 
@@ -166,11 +184,15 @@ def _read_key(file: Path) -> str:
 
 @federation.command()
 def leave(folder: Folder, client: Client) -> None:
-    """A client leaves in peace: it is asked nothing more; `enrol` brings it back.
+    """Remove a client from the run: it is not asked any more; `enrol` brings it back.
 
     \b
     Example:
       holdfast federation leave ward 3
+
+
+
+
     """
     project = opened(folder)
     from holdfast.deploy.enrolment import Enrolment
@@ -178,7 +200,7 @@ def leave(folder: Folder, client: Client) -> None:
     ledger = project.ready_ledger()
     who = Enrolment.of(ledger.entries)
     if client in who.banned:
-        raise ConfigError(f"client {client} is banned ({who.banned[client]}): it is asked nothing anyway")
+        raise ConfigError(f"client {client} is banned ({who.banned[client]}) and is not asked anyway")
     if client not in who.admitted:
         raise ConfigError(f"client {client} is not in the federation")
     ledger.append("leave", client)

@@ -1,4 +1,4 @@
-"""The engine whose clients are Flower nodes: every exchange becomes one letter to each client, every reply a
+"""The engine whose clients are Flower nodes: every exchange becomes one request to each client, every reply a
 row.
 
 A fault of the sender is a refusal (and a strike), silence is a missing row. When fewer answer than the
@@ -42,7 +42,7 @@ class WaitSettings:
     join: float = 120.0
     """Seconds to wait for all clients at the start."""
     quorum: float = 0.0
-    """The share of those who are asked that must answer; at least one must."""
+    """The share of the clients asked that must answer; at least one must."""
     wait: float = 0.0
     """Seconds to wait for a quorum before the run stops."""
     retry: float = 1.0
@@ -50,7 +50,7 @@ class WaitSettings:
 
 
 class FlowerEngine:
-    """The root pseudo-client is the server itself."""
+    """Answers exchanges by asking nodes. The server itself is the root pseudo-client."""
 
     def __init__(
         self, messaging: Messaging, config: Config, admission: Admission, wait_settings: WaitSettings
@@ -67,8 +67,8 @@ class FlowerEngine:
         self.deadlines.remember(admission.ledger_entries())
 
     def with_simulator(self, plans: Mapping[str, Any], device: torch.device) -> FlowerEngine:
-        """The session's way to make an engine: the plan and the device are the server's own, for the root
-        pseudo-client."""
+        """Prepare the engine for a session and wait for clients. Plans and device are the server's own, for
+        the root pseudo-client."""
         self.simulator = Simulator(plans, device)
         end = time.monotonic() + self.wait_settings.join
         here = self.admission.connected()
@@ -78,7 +78,7 @@ class FlowerEngine:
         absent = sorted(set(range(self.clients)) - set(here))
         if not here:
             raise RunError(f"no client joined within {self.wait_settings.join:g} s; {self.admission.hint}")
-        log(INFO, "%d clients are here%s", len(here), f", absent: {absent[:20]}" if absent else "")
+        log(INFO, "%d clients have joined%s", len(here), f", absent: {absent[:20]}" if absent else "")
         return self
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
@@ -88,46 +88,54 @@ class FlowerEngine:
         self.simulator.close()
 
     def _one(self, run_context: RunContext, exchange: Exchange) -> Uplink:
-        people = exchange.to != ROOT
-        up = self._from_clients(run_context, exchange.only(people))
-        if bool(people.all()):
+        to_clients = exchange.to != ROOT
+        up = self._from_clients(run_context, exchange.only(to_clients))
+        if bool(to_clients.all()):
             return up
-        root = self.simulator.exchange([Call(run_context, exchange.only(~people))])[0]
+        root = self.simulator.exchange([Call(run_context, exchange.only(~to_clients))])[0]
         return _joined([root, up])
 
     def _from_clients(self, run_context: RunContext, exchange: Exchange) -> Uplink:
-        """Ask until a quorum has answered, or wait_settings is over."""
-        if not self.admission.admitted_count(
-            self.clients
-        ):  # else the rounds to come would be played with nobody
+        """Ask the clients and screen what they answer."""
+        if not self.admission.admitted_count(self.clients):  # further rounds would have no clients
             raise RunError(
-                f"round {run_context.round}, {exchange.task}: everybody has left or is banned; enrol somebody"
+                f"round {run_context.round}, {exchange.task}: all clients have left or are banned; enrol one"
             )
         exchange = exchange.only(
             torch.tensor([self.admission.admits(c) for c in exchange.to.tolist()], dtype=torch.bool)
         )
-        schema, dtype = (
-            self._counted(
-                schema_of(run_context.rule, exchange, run_context.wire(), run_context.measure), run_context
-            ),
-            run_context.network.dtype,
+        schema = self._counted(
+            schema_of(run_context.rule, exchange, run_context.wire(), run_context.measure), run_context
         )
-        header, places = (
-            self._header(run_context, exchange),
-            {c: place for place, c in enumerate(exchange.to.tolist())},
-        )
+        dtype, header = run_context.network.dtype, self._header(run_context, exchange)
+        optional = exchange.task in run_context.rule.optional
+        rows, refused, missing = self._ask(exchange, header, schema, dtype, optional)
+        cap = FEDERATION_NORM_CAP if run_context.norm_cap is None else run_context.norm_cap
+        # A client may have been banned while the server waited.
+        in_order = [rows[c] for c in sorted(rows) if self.admission.admits(c)]
+        up = _screened(_joined([empty_uplink(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
+        if exchange.task == EVALUATE:
+            endless = _endless(up)
+            up, missing = _without(up, endless), missing | endless
+        self._report(header, up, missing)
+        return up
+
+    def _ask(
+        self, exchange: Exchange, header: wire.Header, schema: Schema, dtype: torch.dtype, optional: bool
+    ) -> tuple[dict[int, Uplink], dict[int, str], dict[int, str]]:
+        """Ask until a quorum has answered or the waiting time is over. Return the rows of those who answered,
+        and the reasons for refused and missing ones. No quorum is needed where answers are optional."""
+        places = {c: place for place, c in enumerate(exchange.to.tolist())}
         rows: dict[int, Uplink] = {}
         refused: dict[int, str] = {}
-        end: float | None = None  # of waiting, which begins when it is clear that too few have answered
+        end: float | None = None  # of the waiting time, which begins when too few have answered
         while True:
             here = self.admission.connected()
-            wanted = [
-                c for c in places if self.admission.admits(c)
-            ]  # nobody waits for one who has left or was banned meanwhile
+            # clients may leave or be banned meanwhile
+            wanted = [c for c in places if self.admission.admits(c)]
             open_ones = [c for c in wanted if c not in rows and c not in refused]
-            resting = (
-                self._resting(open_ones, len(wanted), header.round) if end is None else {}
-            )  # who waits for a quorum asks everybody
+            # While it waits for a quorum, paused clients are asked too.
+            resting = self._resting(open_ones, len(wanted), header.round) if end is None else {}
             asked = {here[c]: c for c in open_ones if c in here and c not in resting}
             missing = {c: "not connected" for c in open_ones if c not in here} | resting
             requests = {
@@ -143,33 +151,22 @@ class FlowerEngine:
             }
             missing = {c: reason for c, reason in missing.items() if self.admission.admits(c)}
             answered = len([c for c in wanted if c in rows or c in refused])
-            if exchange.task in run_context.rule.optional or self._enough(len(wanted), answered, missing):
-                break
-            waits = end is not None
-            end = end if end is not None else time.monotonic() + self.wait_settings.wait
+            if optional or self._enough(len(wanted), answered, missing):
+                return rows, refused, missing
+            if end is None:
+                end = time.monotonic() + self.wait_settings.wait
+                if self.wait_settings.wait > 0:
+                    self._report_wait(header, len(wanted), answered, missing)
             if time.monotonic() >= end:
                 self._give_up(header, len(wanted), answered, missing)
-            if not waits:
-                log(
-                    WARNING,
-                    "round %d, %s: waiting for a quorum; %d of %d have answered",
-                    header.round,
-                    header.task,
-                    answered,
-                    len(wanted),
-                )
-                self.admission.record_wait(header, answered, missing, self.wait_settings.wait)
             time.sleep(max(self.wait_settings.retry, self.messaging.poll))
-        cap = FEDERATION_NORM_CAP if run_context.norm_cap is None else run_context.norm_cap
-        in_order = [
-            rows[c] for c in sorted(rows) if self.admission.admits(c)
-        ]  # somebody may have been banned while we waited
-        up = _screened(_joined([empty_uplink(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
-        if exchange.task == EVALUATE:
-            endless = _endless(up)
-            up, missing = _without(up, endless), missing | endless
-        self._tell(header, up, missing)
-        return up
+
+    def _report_wait(
+        self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]
+    ) -> None:
+        where = f"round {header.round}, {header.task}"
+        log(WARNING, "%s: waiting for a quorum; %d of %d have answered", where, answered, wanted)
+        self.admission.record_wait(header, answered, missing, self.wait_settings.wait)
 
     def _request(
         self, exchange: Exchange, place: int, header: wire.Header, schema: Schema, dtype: torch.dtype
@@ -185,8 +182,8 @@ class FlowerEngine:
         )
 
     def _resting(self, clients: Sequence[int], wanted: int, round: int) -> dict[int, str]:
-        """Who is not asked because it has missed so much. Where the quorum cannot be reached without them,
-        everybody is asked."""
+        """Return the paused clients, which are not asked. If the quorum cannot be reached without them, none
+        is left out."""
         resting = {
             c: f"paused until round {self.deadlines.until[c]}"
             for c in clients
@@ -197,7 +194,7 @@ class FlowerEngine:
         )
 
     def _time(self, asked: Mapping[int, int], replies: Replies, header: wire.Header) -> None:
-        """Who has answered, and who was waited for in vain."""
+        """Count who has answered and who missed the deadline."""
         for node, client in asked.items():
             if node in replies.answers:
                 self.deadlines.answered(client, header.task, replies.seconds[node])
@@ -207,9 +204,9 @@ class FlowerEngine:
                     self.admission.record_pause(header, client, until, self.deadlines.pauses[client])
 
     def _counted(self, schema: Schema, run_context: RunContext) -> Schema:
-        """How many samples one says it has is its weight, in the model and in what is measured: nobody can
-        have more than was declared, or than the largest share dealt. The usual loss, with what our methods
-        add to it, is never below 0; one of somebody's own may be."""
+        """Bound the sample counts of a schema. A client's count is its weight, in the model and in the
+        figures, so it cannot exceed what was declared, or the largest share dealt. The usual loss, with what
+        our methods add to it, is never below 0; a loss or method of a plug-in may be."""
         dealt, common = run_context.federation, run_context.measure.test == "global"
         if self.declared is None:
             least, shares = (
@@ -245,7 +242,7 @@ class FlowerEngine:
         return not missing or answered >= max(1, math.ceil(self.wait_settings.quorum * wanted))
 
     def _give_up(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> None:
-        """The round stays uncommitted, so nothing is lost by stopping."""
+        """Stop the run. The round stays uncommitted, so nothing is lost."""
         first = min(missing)
         why = f"client {first}: {missing[first]}"
         waited = f", and {self.wait_settings.wait:g} s of waiting are over" if self.wait_settings.wait else ""
@@ -257,7 +254,7 @@ class FlowerEngine:
         raise RunError(f"round {header.round}, {header.task}: {few} ({why}){waited}")
 
     def _header(self, run_context: RunContext, exchange: Exchange) -> wire.Header:
-        """Rounds are committed one by one, so while a round is played the one before it is the committed
+        """Return the header of all requests of an exchange. During a round the one before it is the committed
         one."""
         return wire.Header(
             run=run_context.label,
@@ -270,7 +267,7 @@ class FlowerEngine:
             world=fingerprint(self.config, run_context.federation.digest, run_context.initial),
         )
 
-    def _tell(self, header: wire.Header, up: Uplink, missing: Mapping[int, str]) -> None:
+    def _report(self, header: wire.Header, up: Uplink, missing: Mapping[int, str]) -> None:
         where = f"round {header.round}, {header.task}"
         for what, clients in (("refused", up.refused), ("missing", missing)):
             for client, reason in sorted(clients.items()):
@@ -282,9 +279,9 @@ class FlowerEngine:
 def _screened(
     up: Uplink, schema: Schema, refused: Mapping[int, str], task: str, norm_cap: float | None
 ) -> Uplink:
-    """The value checks. A measured loss may honestly be infinite, so of a measurement only what has bounds is
-    screened, counts and metrics, which enter means; and what contradicts itself. That a count is whole is
-    checked here and not in `screen`, since in a simulation an attack or a plug-in may say what it likes."""
+    """Check the values. A measured loss may honestly be infinite, so in a measurement only fields with bounds
+    are screened (counts and metrics, which enter means), and contradictions. Whole counts are checked here
+    and not in `screen`, since in a simulation an attack or a plug-in may send any number."""
     if task != EVALUATE:
         checked = screen(up, schema, norm_cap)
         parts = _parts_of_samples(checked, schema)
@@ -301,21 +298,20 @@ def _without(up: Uplink, clients: Collection[int]) -> Uplink:
 
 
 def _parts_of_samples(up: Uplink, schema: Schema) -> dict[int, str]:
-    """A count is a weight, of whole things."""
+    """Return the clients whose counts are not whole numbers, with the reason."""
     out: dict[int, str] = {}
     for name in (name for name, field in schema.items() if field.kind == "count"):
-        bad = (
-            (up[name] % 1 != 0).reshape(len(up), math.prod(schema[name].shape)).any(1)
-        )  # also when there are no rows
-        out |= {client: f"{name} is no whole number" for client in up.ids[bad].tolist()}
+        # `reshape` with explicit sizes also works when there are no rows.
+        bad = (up[name] % 1 != 0).reshape(len(up), math.prod(schema[name].shape)).any(1)
+        out |= {client: f"{name} is not a whole number" for client in up.ids[bad].tolist()}
     return out
 
 
 def _endless(up: Uplink) -> dict[int, str]:
-    """Measured losses that are infinite, or so large that their sum may be. Such a loss may be honest (a
-    logit of -inf), so it is no fault; but as long as fewer than half of the clients say so, it is left out,
-    with all that its client has measured: one client must not blank the loss of a round. If more say so, it
-    is the model, and then the round has diverged."""
+    """Return the clients whose measured loss is infinite, or so large that the sum may be. Such a loss may be
+    honest (a logit of -inf), so it is not a fault. As long as fewer than half of the clients report one, all
+    measurements of those clients are left out: one client must not make the loss of a round infinite. If more
+    report one, the round has diverged."""
     out: dict[int, str] = {}
     for name in (name for name in up.fields if name.endswith("/loss")):
         total = up[f"{name.partition('/')[0]}/total"]
@@ -326,25 +322,25 @@ def _endless(up: Uplink) -> dict[int, str]:
 
 
 def _contradictions(up: Uplink) -> dict[int, str]:
-    """Measurements that cannot be: more right answers than samples, parts of samples, a loss below 0 or
-    NaN."""
+    """Return the clients with impossible measurements: more right answers than samples, fractions of samples,
+    a loss below 0 or NaN."""
     out: dict[int, str] = {}
     for name, value in up.fields.items():
         split, _, figure = name.partition("/")
         total = up[f"{split}/total"]
         kind = figure.rpartition("/")[2]
         if kind in ("total", "correct"):
-            bad, why = (value > total) | (value != value.round()), "is no number of samples"
+            bad, why = (value > total) | (value != value.round()), "is not a number of samples"
         elif kind == "loss":
-            bad, why = ~(value >= 0), "is no loss"
+            bad, why = ~(value >= 0), "is not a loss"
         else:
-            bad, why = (value >= 0) & (total == 0), "is of no samples"
+            bad, why = (value >= 0) & (total == 0), "has no samples"
         out |= {client: f"{name} {why}" for client in up.ids[bad].tolist()}
     return out
 
 
 def _joined(parts: list[Uplink]) -> Uplink:
-    """Rows one below the other; the parts stand in the order of their ids."""
+    """Join rows; the parts are in the order of their ids."""
     fields = {name: torch.cat([part[name] for part in parts]) for name in parts[0].fields}
     return Uplink(
         torch.cat([part.ids for part in parts]),

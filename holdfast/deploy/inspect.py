@@ -1,5 +1,5 @@
-"""What an operator wants to know of a federation, from its folder alone: how it stands, who is there, whether
-it could start."""
+"""What an operator asks about a federation, from its folder alone: its state, its clients, whether it can
+start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.storage.store import Store
 
 
 def federation_status(project: Project) -> dict[str, Any]:
-    """How the federation stands, for `status`."""
+    """Return the state of the federation, for `status`."""
     ledger, running = examined(project).require(), Processes(project.server / "flower", project.logs).alive()
     rounds = ledger.of("round")
     result = Store(project.run).result()
@@ -47,13 +47,12 @@ def federation_status(project: Project) -> dict[str, Any]:
 
 
 def examined(project: Project) -> LedgerCheck:
-    """The ledger, held against all that there is."""
+    """Return the ledger together with everything that it is compared with."""
     return LedgerCheck(project.ledger_file, project.run)
 
 
 def paused(entries: Sequence[Entry]) -> dict[int, int]:
-    """Clients that are not asked because they have missed too much, each with the round in which it is asked
-    again."""
+    """Return the paused clients, each with the round in which it is asked again."""
     times = Deadlines(0.0)
     times.remember(entries)
     begun = max((entry.number for entry in entries if entry.kind == "start"), default=-1)
@@ -64,8 +63,7 @@ def paused(entries: Sequence[Entry]) -> dict[int, int]:
 
 
 def clients(project: Project) -> list[dict[str, Any]]:
-    """Everybody who was ever enrolled: whether it is welcome, when it last took part, what it weighed and
-    scored, strikes and bans."""
+    """Return all clients that were ever enrolled: state, last round, weight, score, strikes and bans."""
     ledger = project.ledger()
     who, rounds = Enrolment.of(ledger.entries), ledger.of("round")
     missing = [entry for entry in ledger.of("missing") if rounds and entry.round == rounds[-1].round]
@@ -89,7 +87,7 @@ def clients(project: Project) -> list[dict[str, Any]]:
             if member.left
             else "paused"
             if member.client in resting
-            else "welcome"
+            else "active"
         )
         out.append(
             {
@@ -112,7 +110,7 @@ def clients(project: Project) -> list[dict[str, Any]]:
 
 
 def _decided(rounds: list[Entry], client: int) -> dict[str, float | None]:
-    """The client's weight and score in the last round that judged it."""
+    """Return the client's weight and score in the last round that judged it."""
     found: dict[str, float | None] = {"weight": None, "score": None}
     for entry in reversed(rounds):
         ids = entry.what.get("ids", [])
@@ -138,7 +136,7 @@ def _decided(rounds: list[Entry], client: int) -> dict[str, float | None]:
 
 
 def examine(project: Project) -> Iterator[Check]:
-    """Everything that should be right before round 1."""
+    """Check everything that should be right before round 1."""
     yield from examined(project).examine()
     for check in (_versions, _config, _certificate, _secrets, _ports, _nodes, _clock, _disk):
         try:
@@ -200,8 +198,8 @@ def _ports(project: Project) -> Check:
 
 
 def _nodes(project: Project) -> Check:
-    """Of the nodes whose folders are here: the key that is enrolled, the same experiment and plug-ins. A
-    private key may be here, or on the node only."""
+    """Check the node folders that are here: the enrolled key, the same experiment and plug-ins. A private key
+    may be here, or on the node only."""
     who, wrong, keyless = Enrolment.of(project.ledger().entries), [], 0
     folders = sorted((project.path / "nodes").glob("*/node.toml"))
     for file in folders:
@@ -209,7 +207,7 @@ def _nodes(project: Project) -> Check:
         keyless += not (folder / "key").exists()
         public = public_of(folder / "key") if (folder / "key").exists() else (folder / "key.pub").read_text()
         if client in who.members and fingerprint_of(public) != who.members[client].fingerprint:
-            wrong.append(f"client {client}: its key is not the one that is enrolled")
+            wrong.append(f"client {client}: its key is not the enrolled one")
         for ours, name in [
             *((file, file.name) for file in (project.experiment, *project.plugins)),
             (project.server_public, "server.pub"),
@@ -217,15 +215,17 @@ def _nodes(project: Project) -> Check:
             theirs = folder / name
             if ours.exists() and (not theirs.exists() or theirs.read_bytes() != ours.read_bytes()):
                 wrong.append(f"client {client}: its {name} is not the server's")
-    elsewhere = f"; of {keyless} of them the private key is on the node only" if keyless else ""
+    elsewhere = f"; the private keys of {keyless} are on the nodes only" if keyless else ""
     return Check(
-        "nodes", not wrong, wrong[0] if wrong else f"{len(folders)} node folders are here and fit{elsewhere}"
+        "nodes",
+        not wrong,
+        wrong[0] if wrong else f"{len(folders)} node folders are here and match{elsewhere}",
     )
 
 
 def _clock(project: Project) -> Check:
-    """Flower refuses signatures that are seconds old; a clock before the authority's birth is certainly
-    wrong."""
+    """Check the clock: Flower refuses signatures that are seconds old, and a clock before the authority was
+    made is certainly wrong."""
     now, born = datetime.datetime.now(datetime.UTC).timestamp(), (project.server / "ca.pem").stat().st_mtime
     last = max(
         (datetime.datetime.fromisoformat(entry.at).timestamp() for entry in project.ledger().entries),
@@ -246,4 +246,5 @@ def _disk(project: Project) -> Check:
 
 
 def logs(project: Project) -> dict[str, Path]:
+    """Return the log files by name."""
     return {file.stem: file for file in sorted(project.logs.glob("*.log"))}

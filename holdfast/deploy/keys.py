@@ -37,13 +37,12 @@ _LARGEST = 1 << 20  # bytes of a key or a certificate
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A new file that only its owner can read; one that is there is not touched."""
+    """Write a new file that only its owner can read; an existing one is not touched."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise ConfigError(
-            f"{path} is there already, and a key is never overwritten; remove it first if it is no longer"
-            " needed"
+            f"{path} exists already, and a key is never overwritten; remove it first if it is not needed"
         ) from None
     with os.fdopen(handle, "wb") as file:
         file.write(content)
@@ -51,7 +50,7 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def make_authority(folder: Path, name: str, days: int = 3650) -> None:
-    """ca.key and ca.pem: who signs the server's certificate. Nodes need ca.pem only."""
+    """Write ca.key and ca.pem, the authority that signs the server's certificate. Nodes need ca.pem only."""
     key = ec.generate_private_key(_CURVE)
     usage = x509.KeyUsage(
         digital_signature=True,
@@ -76,7 +75,7 @@ def make_authority(folder: Path, name: str, days: int = 3650) -> None:
 
 
 def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = 825) -> None:
-    """server.key and server.pem for these names and addresses, signed by the authority in the same folder.
+    """Write server.key and server.pem for these names and addresses, signed by the authority in this folder.
     127.0.0.1 and localhost are always among them: the proxy and SuperExec reach the SuperLink there."""
     authority, signer = (
         _read_certificate(folder / "ca.pem"),
@@ -99,23 +98,23 @@ def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = 825)
 
 
 def make_node_key(folder: Path, comment: str) -> str:
-    """key and key.pub in the node's folder; gives the public half, which is all that the server needs to
-    know."""
+    """Write key and key.pub into the node's folder; return the public half, which is all that the server
+    needs."""
     key = ec.generate_private_key(_CURVE)
     write_secret(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     return write_node_public(folder, comment)
 
 
 def write_node_public(folder: Path, comment: str) -> str:
-    """key.pub of the key in a node's folder."""
+    """Write key.pub of the key in a node's folder."""
     public = f"{public_of(folder / 'key')} {comment}"
     (folder / "key.pub").write_text(public + "\n")
     return public
 
 
 def node_public(text: str) -> str:
-    """The public key that a node asks to be enrolled with, without the words that may stand beside it; an
-    error where Flower would not take it."""
+    """Return the public key that a node asks to be enrolled with, without its comment; raise an error if
+    Flower would not accept it."""
     key = read_public(text)
     if not isinstance(key.curve, ec.SECP384R1):
         raise ConfigError(
@@ -126,8 +125,8 @@ def node_public(text: str) -> str:
 
 
 def make_server_key(folder: Path) -> str:
-    """orders.key and orders.pub in the server's folder: it signs the orders to nodes and the heads of the
-    ledger with them. A key that is there is kept. Gives the public half, which nodes need."""
+    """Write orders.key and orders.pub into the server's folder: the server signs orders to nodes and heads of
+    the ledger with them. An existing key is kept. Return the public half, which nodes need."""
     private = folder / "orders.key"
     if not private.exists():
         key = ec.generate_private_key(_CURVE)
@@ -138,17 +137,17 @@ def make_server_key(folder: Path) -> str:
 
 
 def public_of(private: Path) -> str:
-    """The public half of a key."""
+    """Return the public half of a key."""
     return load_private(private).public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def load_private(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A private key of a node or of the server."""
+    """Read a private key of a node or of the server."""
     return _read_key(path, load_ssh_private_key)
 
 
 def read_public(text: bytes | str) -> ec.EllipticCurvePublicKey:
-    """A public key, as OpenSSH or PEM writes it."""
+    """Read a public key in OpenSSH or PEM format."""
     try:
         data = text.encode() if isinstance(text, str) else text
         key = (
@@ -164,14 +163,14 @@ def read_public(text: bytes | str) -> ec.EllipticCurvePublicKey:
 
 
 def sign(key: ec.EllipticCurvePrivateKey, context: str, data: bytes) -> bytes:
-    """ECDSA with SHA-384 over a first line, which says what kind of message this is, and the message: what
-    was signed as one kind is worth nothing as another."""
+    """Sign by ECDSA with SHA-384 a first line, which names the kind of message, and the message: a signature
+    of one kind is not valid for another."""
     return key.sign(_signed(context, data), ec.ECDSA(hashes.SHA384()))
 
 
 def verify(public: str, context: str, data: bytes, signature: bytes) -> bool:
-    """Whether the owner of this public key has signed exactly this; whatever is wrong with it, the answer is
-    no."""
+    """Return whether the owner of this public key has signed exactly this; False whatever is wrong with
+    it."""
     try:
         read_public(public).verify(signature, _signed(context, data), ec.ECDSA(hashes.SHA384()))
     except (InvalidSignature, ConfigError, ValueError, TypeError, AttributeError):
@@ -186,13 +185,13 @@ def _signed(context: str, data: bytes) -> bytes:
 
 
 def make_secret(path: Path) -> None:
-    """What SuperExec shows the SuperLink."""
+    """Write the secret by which a SuperExec authenticates."""
     write_secret(path, secrets.token_hex(32).encode())
 
 
 def ready_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Before a server starts: else nodes are refused one by one, each in its own log. A server's certificate
-    that is not there is made."""
+    """Check the certificates before a server starts: otherwise each node would fail in its own log. A missing
+    certificate of the server is made."""
     for name, remedy in {
         "ca.pem": "every node needs a new one: `holdfast federation init` a new federation",
         "server.pem": "remove server.pem and server.key, and new ones are made",
@@ -203,13 +202,11 @@ def ready_certificates(folder: Path, hosts: Sequence[str]) -> None:
         now = datetime.datetime.now(datetime.UTC)
         if now < found.not_valid_before_utc:
             raise ConfigError(
-                f"{folder / name} is good from {found.not_valid_before_utc:%Y-%m-%d} on only: this machine's"
+                f"{folder / name} is valid only from {found.not_valid_before_utc:%Y-%m-%d} on: this machine's"
                 " clock is wrong"
             )
         if now > found.not_valid_after_utc:
-            raise ConfigError(
-                f"{folder / name} has expired on {found.not_valid_after_utc:%Y-%m-%d}; {remedy}"
-            )
+            raise ConfigError(f"{folder / name} expired on {found.not_valid_after_utc:%Y-%m-%d}; {remedy}")
 
 
 def expires(certificate: Path) -> datetime.datetime:
@@ -217,7 +214,7 @@ def expires(certificate: Path) -> datetime.datetime:
 
 
 def hosts_of(certificate: Path) -> list[str]:
-    """The names and addresses that a certificate is good for."""
+    """Return the names and addresses of a certificate."""
     try:
         found = (
             _read_certificate(certificate)
@@ -225,7 +222,7 @@ def hosts_of(certificate: Path) -> list[str]:
             .value
         )
     except (x509.ExtensionNotFound, ValueError):
-        raise ConfigError(f"{certificate} is no certificate of a server: it names no host") from None
+        raise ConfigError(f"{certificate} is not a certificate of a server: it names no host") from None
     return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
 
 
@@ -233,19 +230,17 @@ def _read_certificate(file: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(read_whole(file, _LARGEST))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} is no certificate that can be read: {_short(error)}") from None
+        raise ConfigError(f"{file} is not a readable certificate: {_short(error)}") from None
 
 
 def _read_key(file: Path, load: Callable[[bytes, bytes | None], Any]) -> ec.EllipticCurvePrivateKey:
-    """A private key of the kind that is made here; one with a password has nobody to type it in."""
+    """Read a private key of the kind that is made here, without a password."""
     try:
         key = load(read_whole(file, _LARGEST), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{file} is no private key that can be read: {_short(error)}") from None
+        raise ConfigError(f"{file} is not a readable private key: {_short(error)}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(
-            f"{file} is no private key that can be used: it is not of an elliptic curve (ECDSA)"
-        )
+        raise ConfigError(f"{file} is not a usable private key: it is not of an elliptic curve (ECDSA)")
     return key
 
 

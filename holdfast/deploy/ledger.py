@@ -1,10 +1,10 @@
-"""The ledger of a federation: everything that was decided, in the order in which it was, for good.
+"""The ledger of a federation: all decisions, in order, permanently.
 
-One JSON object a line. Every line carries the SHA-256 of the line before it, so that nothing can be changed,
-taken out or put in without every later line telling. Whoever can write the file can recompute all of it; then
-only a head (the hash of the last line) that was kept elsewhere tells: in the run's head file, signed in
-ledger.head, or with whoever has written one down (ledger_check.py). A line is on the disk before `append`
-returns. Several processes may append: the run, and the operator who bans somebody."""
+It has one JSON object per line. Every line carries the SHA-256 of the line before it, so a change breaks the
+chain. Somebody who can write the file can recompute the chain; then only a head (the hash of the last line)
+that was kept elsewhere reveals the change: in the run's head file, signed in ledger.head, or on another
+machine (ledger_check.py). A line is on the disk before `append` returns. Several processes may append: the
+run, and the operator's commands."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ _LINE = 1 << 26  # bytes of one line: a round in which a million clients take pa
 
 @dataclass(frozen=True)
 class Entry:
+    """One line."""
+
     number: int
     at: str
     kind: str
@@ -41,11 +43,13 @@ class Entry:
 
 
 class Ledger:
+    """The file, read and checked up to the last line seen."""
+
     def __init__(self, path: Path, read: bool = True):
         self.path = Path(path)
         self.entries: list[Entry] = []
         self.heads = [_START]
-        """The head after so many entries."""
+        """The head after each number of entries."""
         self._read_to = 0
         self._signed = ""
         if read:
@@ -56,14 +60,14 @@ class Ledger:
         return self.heads[-1]
 
     def had(self, entries: int, head: str) -> bool:
-        """Whether this was its head when it had so many entries."""
+        """Return whether this was its head when it had so many entries."""
         return entries < len(self.heads) and self.heads[entries] == head
 
     def append(self, kind: str, client: int | None = None, round: int | None = None, **what: Any) -> Entry:
         """Write one line; it is on the disk afterwards."""
         with self._locked() as file:
             self._read_new(file)
-            os.truncate(file, self._read_to)  # what a writer that was killed has left of its last line
+            os.truncate(file, self._read_to)  # an incomplete last line of a killed writer
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             content = {
                 "number": len(self.entries),
@@ -89,11 +93,11 @@ class Ledger:
         return self.entries[-1]
 
     def refresh(self) -> list[Entry]:
-        """What has been written since the last look, by anybody; checked."""
+        """Read and check the entries that were added since the last read; return them."""
         known = len(self.entries)
         if not self.path.exists():
             if self._read_to:
-                raise RunError(f"{self.path} is gone: lines that were there are lost")
+                raise RunError(f"{self.path} is missing: its lines are lost")
         else:
             with open(self.path, "rb") as file:
                 self._read_new(file.fileno())
@@ -101,7 +105,7 @@ class Ledger:
 
     @staticmethod
     def whole_part(path: Path) -> int:
-        """Bytes of a damaged file up to the first line that does not follow the one before it."""
+        """Return the bytes of a damaged file up to the first line that does not follow the one before it."""
         ledger = Ledger(path, read=False)
         try:
             ledger.refresh()
@@ -113,8 +117,8 @@ class Ledger:
         return [entry for entry in self.entries if entry.kind in kinds]
 
     def last_round(self, run: str) -> int:
-        """The last round of a run that it tells of. Where the operator has accepted that the run is older,
-        that of the run."""
+        """Return the last recorded round of a run. Where the operator has accepted that the run is older, the
+        round of the run."""
         last = 0
         for entry in self.of("round", "reset"):
             if entry.what.get("run") == run and entry.round is not None:
@@ -122,9 +126,9 @@ class Ledger:
         return last
 
     def sign(self, anew: bool = False) -> None:
-        """Replace ledger.head by the head as it is now, where the server's key is at hand. One that is there
-        and is no head of this ledger is a proof that something is gone: it is replaced only `anew`, when the
-        operator has accepted that."""
+        """Sign the current head into ledger.head, if the server's key is there. An existing signed head that
+        this ledger never had proves that lines are missing: it is replaced only `anew`, when the operator has
+        accepted the loss."""
         key = self.path.with_name(SIGNING_KEY)
         if not key.exists():
             return
@@ -140,8 +144,7 @@ class Ledger:
                 return
             if before is not None and not self.had(before.entries, before.head):
                 raise RunError(
-                    f"{self.path} does not hold what {SIGNED_HEAD} says: lines that were signed are gone or"
-                    " changed"
+                    f"{self.path} does not hold what {SIGNED_HEAD} says: signed lines were removed or changed"
                 )
             signed = SignedHead.make(load_private(key), len(self.entries), self.head)
             write_atomically(self.path.with_name(SIGNED_HEAD), signed.to_bytes())
@@ -162,7 +165,7 @@ class Ledger:
     def _read_new(self, file: int) -> None:
         size = os.fstat(file).st_size
         if size < self._read_to:
-            raise RunError(f"{self.path} has become shorter: lines that were there are gone")
+            raise RunError(f"{self.path} has become shorter: lines were removed")
         at, rest = self._read_to, b""
         while piece := os.pread(file, min(_PIECE, size - at), at):
             at += len(piece)
@@ -187,18 +190,18 @@ class Ledger:
             entry = Entry(**content)
             _check(entry)
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise RunError(f"{self.path} is damaged: line {number + 1} is no entry") from None
+            raise RunError(f"{self.path} is damaged: line {number + 1} is not an entry") from None
         if before != self.head or entry.number != number:
             raise RunError(
                 f"{self.path} is damaged: line {number + 1} does not follow the line before it; lines were"
-                " changed or taken out"
+                " changed or removed"
             )
         return entry
 
 
 def _check(entry: Entry) -> None:
-    """A ValueError or TypeError where it holds what nobody writes: the chain tells of changes only to who has
-    written its head down."""
+    """Raise a ValueError or TypeError for contents that Holdfast never writes: without a head kept elsewhere
+    the chain does not reveal changes."""
     datetime.datetime.fromisoformat(entry.at)
     numbers = all(value is None or is_whole(value) for value in (entry.client, entry.round))
     if not numbers or not isinstance(entry.kind, str) or not isinstance(entry.what, dict):

@@ -1,10 +1,9 @@
-"""What the ledger is held against: the run's head file, the digests of the run's states, the head that the
-server has signed, and a head that somebody has written down. A ledger that is empty, older or another than
-one of them says is refused.
+"""Compares the ledger with the run's head file, the digests of the run's states, the head that the server has
+signed, and a head that was kept elsewhere. A ledger that is empty, older or different is refused.
 
-All of them only ever follow the ledger: a line is on the disk before a head that counts it is written
-anywhere. So a kill at any point leaves a ledger that has at least what they say, and whoever reads them first
-and the ledger after them meets no contradiction either."""
+All of these only ever follow the ledger: a line is on the disk before a head that counts it is written
+anywhere. So after a kill at any point the ledger has at least what they state, and a process that reads them
+first and the ledger afterwards finds no contradiction."""
 
 from __future__ import annotations
 
@@ -23,14 +22,12 @@ from holdfast.storage.store import Store
 
 Found = TypeVar("Found")
 _HEX = re.compile(r"[0-9a-f]{64}")
-_FEWEST = (
-    16  # digits of a head that somebody has written down: as many as are printed where there is little room
-)
+_FEWEST = 16  # digits of a head that was kept elsewhere: as many as the shortest output shows
 
 
 @dataclass(frozen=True)
 class RunHead:
-    """What run/head.json says. One that was written before head files named the ledger has no head."""
+    """The contents of run/head.json. Older files, from before head files named the ledger, have no head."""
 
     round: int
     entries: int = 0
@@ -38,7 +35,7 @@ class RunHead:
 
 
 class LedgerCheck:
-    """One look at a ledger and the run beside it."""
+    """A ledger and the run beside it, as read at one moment."""
 
     def __init__(self, path: Path, run: Path):
         self.path, self.store = path, Store(run)
@@ -50,7 +47,7 @@ class LedgerCheck:
         self.ledger = self._try("ledger", lambda: Ledger(path))
 
     def examine(self, given: str | None = None) -> Iterator[Check]:
-        """Everything that can be checked; `given` is a head that was written down elsewhere, in hex or as a
+        """Check everything that can be checked; `given` is a head that was kept elsewhere, in hex or as a
         file."""
         ledger = self.ledger
         if ledger is None:
@@ -77,31 +74,30 @@ class LedgerCheck:
                 yield Check(what, False, " ".join(str(error).split()))
 
     def require(self) -> Ledger:
-        """The ledger, if it is the one that everything else speaks of; else a RunError that says what to
-        do."""
+        """Return the ledger if all checks are good; else raise a RunError that says what to do."""
         for check in self.examine():
             if not check.good:
                 accept = f"holdfast federation accept-ledger {self.path.parent.parent} --reason TEXT"
                 raise RunError(
-                    f"{check.said}; bring back the newest copy of server/, or accept what is lost: `{accept}`"
+                    f"{check.said}; restore the newest copy of server/, or accept the loss: `{accept}`"
                 )
         assert self.ledger is not None
         return self.ledger
 
     @property
     def public(self) -> str | None:
-        """The key that signs the heads: the one that the ledger names; in a federation that is older than
-        that, the file's."""
+        """The key that signs the heads: the one that the ledger names; in an older federation, that of the
+        file."""
         named = self.ledger.of("server-key") if self.ledger is not None else []
         return str(named[-1].what["key"]) if named else _read_text(self.path.with_name(PUBLIC_KEY))
 
     def names(self, public: str) -> bool:
-        """Whether this is the key that signs the heads; what stands beside a key does not matter."""
+        """Return whether this is the key that signs the heads; the comment of a key does not matter."""
         return self.public is not None and self.public.split()[:2] == public.split()[:2]
 
     def claims(self) -> list[dict[str, object]]:
-        """The heads that something here names and that the ledger does not have: what is lost, where the
-        operator accepts that."""
+        """Return the heads that a file names and the ledger does not have: what the operator accepts as
+        lost."""
         heads = {(one.entries, one.head) for one in (self.signed, self.head) if one is not None and one.head}
         return [
             {"entries": n, "head": head}
@@ -135,25 +131,24 @@ class LedgerCheck:
         return RunHead(int(str(round)), named["entries"], named["head"])
 
     def _accepted(self, ledger: Ledger) -> list[Entry]:
-        """The operator's words that something is lost. They count once they are signed, where there is a key:
-        else whoever takes lines out would write them himself."""
+        """Return the entries in which the operator has accepted a loss. Where there is a key, they count only
+        once they are signed: otherwise somebody who removes lines could write them too."""
         signed = self.signed
         most = 0 if signed is None or not ledger.had(signed.entries, signed.head) else signed.entries
         return [entry for entry in ledger.of("reset") if self.public is None or entry.number < most]
 
     def _run(self, ledger: Ledger) -> str:
-        """The ledger has all that was written when the last round was committed, and tells of every round but
-        perhaps that one."""
+        """Check that the ledger has all entries from when the last round was committed, and records every
+        round but perhaps that one."""
         head, where = self.head, self.store.path / "head.json"
         if head is None:
             return "no round is committed yet"
-        told, accepted = ledger.last_round(self.run), self._accepted(ledger)
-        if told > head.round and told > (
-            self.store.round() or 0
-        ):  # the run may have committed a round since its head file was read
+        recorded, accepted = ledger.last_round(self.run), self._accepted(ledger)
+        # The run may have committed a round since its head file was read.
+        if recorded > head.round and recorded > (self.store.round() or 0):
             raise RunError(
                 f"{self.store.path} is older than the ledger: it ends with round {head.round}, and the ledger"
-                f" tells of {told}"
+                f" records {recorded}"
             )
         if head.head and not ledger.had(head.entries, head.head):
             if not any(
@@ -161,22 +156,24 @@ class LedgerCheck:
                 for entry in accepted
             ):
                 raise RunError(_gone(ledger, head.entries, where))
-            return f"round {head.round}; the operator has accepted that the ledger of then is lost"
-        known = max([told, *(entry.round or 0 for entry in accepted if entry.what.get("run") == self.run)])
+            return f"round {head.round}; the operator has accepted that the ledger of that round is lost"
+        known = max(
+            [recorded, *(entry.round or 0 for entry in accepted if entry.what.get("run") == self.run)]
+        )
         if known < head.round - 1:
             raise RunError(
-                f"{ledger.path} tells of {told} rounds of this run, {where} is of round {head.round}: lines"
-                " are gone"
+                f"{ledger.path} records {recorded} rounds of this run, {where} is of round {head.round}:"
+                " lines were removed"
             )
         return (
             f"round {head.round} was committed after {head.entries} entries"
             if head.head
-            else f"round {head.round}, told are {told}"
+            else f"round {head.round}; {recorded} rounds are recorded"
         )
 
     def _model(self, ledger: Ledger) -> str:
-        """Of the committed round, and of whatever earlier state was not yet removed: the digest that the
-        ledger has of it."""
+        """Check the digest of the committed state, and of earlier states that were not yet removed, against
+        the ledger."""
         if self.head is None:
             return "no round is committed yet"
         stated = {
@@ -189,7 +186,7 @@ class LedgerCheck:
             for file in (self.store.path / "state").glob("*.safetensors")
             if re.fullmatch(r"\d{6,10}", file.stem)
         ]
-        said = f"the ledger does not tell of round {self.head.round} yet"
+        said = f"the ledger does not record round {self.head.round} yet"
         for round in sorted({*here, self.head.round}):
             digest = (
                 self.store.digest(round) if round <= self.head.round else None
@@ -212,7 +209,7 @@ class LedgerCheck:
         signed, public, file = self.signed, self.public, self.path.with_name(SIGNED_HEAD)
         if signed is None:
             if ledger.of("server-key"):
-                raise RunError(f"{file} is missing: what was signed last is not known")
+                raise RunError(f"{file} is missing: the last signed head is not known")
             return "nothing is signed yet: the next `holdfast federation up` makes the key and signs"
         ours = _read_text(self.path.with_name(PUBLIC_KEY))
         if public is None or (ours is not None and not self.names(ours)):
@@ -220,20 +217,20 @@ class LedgerCheck:
                 f"{self.path.with_name(PUBLIC_KEY)} is missing or not the key that the ledger names"
             )
         if not signed.is_signed_by(public):
-            raise RunError(f"{file}: the signature is not good")
+            raise RunError(f"{file}: the signature is not valid")
         if not ledger.had(signed.entries, signed.head):
             raise RunError(_gone(ledger, signed.entries, file))
         return f"{signed.entries} of {len(ledger.entries)} entries, signed {signed.at}"
 
     def _given(self, ledger: Ledger, given: str) -> str:
-        """A head in hex, as it was printed, or a file with a signed one."""
+        """Check a head in hex, as it was printed, or a file with a signed one."""
         if re.fullmatch(rf"[0-9a-fA-F]{{{_FEWEST},64}}", given):
             place = next(
                 (n for n, head in enumerate(ledger.heads[1:], 1) if head.startswith(given.lower())), None
             )
             if place is None:
                 raise RunError(
-                    f"{given} is no head that this ledger ever had: lines are gone or"
+                    f"{given} was never a head of this ledger: lines were removed or"
                     f" changed{self._known_loss(ledger, given)}"
                 )
             return f"it was the head after {place} of {len(ledger.entries)} entries"
@@ -264,7 +261,7 @@ def _gone(ledger: Ledger, entries: int, where: Path) -> str:
         f"{ledger.path} has {len(ledger.entries)} entries, and not the head that {where} names after"
         f" {entries}"
     )
-    return f"{said}: lines are gone or changed"
+    return f"{said}: lines were removed or changed"
 
 
 def _read_text(file: Path) -> str | None:

@@ -4,8 +4,8 @@ that talk over 127.0.0.1. Without keys and certificates: `holdfast federation` i
     python -m holdfast.deploy.loopback CONFIG --out DIR
 
 It shows that no method knows where it runs: the bits are those of the simulator on plan `loop` with as many
-threads. All that Flower writes lies under DIR/flower: home/ is its own, logs/ has one file per process,
-node0/ ... are the clients' disks."""
+threads. All that Flower writes is under DIR/flower: home/ is its own, logs/ has one file per process, node0/
+... are the clients' disks."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ def run_loopback(
     timeout: float = 900.0,
     deadline: float = 120.0,
 ) -> Outcome:
-    """Start a federation of all clients, or of the first few, play one experiment, stop everything. The same
-    `out` again goes on where the last one stopped. What is wrong with the config is said before anything
-    starts."""
+    """Start a federation of all clients, or of the first few, run one experiment, stop everything. The same
+    `out` continues where the last run stopped. Errors in the config are raised before anything starts."""
     from holdfast.deploy.node import expected, federated  # imports torch: not for --help
 
-    everybody = expected(federated(config))
-    with Loopback(Path(out) / "flower", everybody if clients is None else clients) as federation:
+    all_clients = expected(federated(config))
+    with Loopback(Path(out) / "flower", all_clients if clients is None else clients) as federation:
         return federation.run(config, out, timeout, deadline)
 
 
@@ -116,8 +115,8 @@ class Loopback:
         deadline: float = 120.0,
         everybody: bool = False,
     ) -> Outcome:
-        """Play one experiment to its end. With `everybody`, whoever does not answer is asked again until it
-        does."""
+        """Run one experiment to its end. With `everybody`, a client that does not answer is asked again until
+        it does."""
         out, began = Path(out).absolute(), time.monotonic()
         settings = {
             "config": str(Path(config).absolute()),
@@ -139,7 +138,7 @@ class Loopback:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m holdfast.deploy.loopback", description="Play an experiment on Flower, on this machine."
+        "python -m holdfast.deploy.loopback", description="Run an experiment on Flower, on this machine."
     )
     parser.add_argument("config", help="the experiment's TOML file")
     parser.add_argument(

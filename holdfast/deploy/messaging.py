@@ -1,9 +1,9 @@
-"""Letters to nodes and their answers, by a table of our own.
+"""Requests to nodes and their replies, matched by message id.
 
 Each request is pulled by its own message id, its reply must name that id and repeat a nonce that only the
 request's receiver has seen, and where clients have keys it must be signed by the receiver. What cannot be
-attributed is dropped, counted and logged, and held against nobody. No torch in this file: a client that only
-says who it is should not load it."""
+attributed is dropped, counted and logged, and not held against any client. This file does not import torch: a
+client that only states its id should not load it."""
 
 from __future__ import annotations
 
@@ -44,35 +44,35 @@ _SLACK = 30.0
 
 @dataclass
 class Request:
-    """What one node is asked. `read` makes the answer of its content, or raises Malformed; `limits` are those
-    of its schema."""
+    """A request to one node. `read` turns the content of the reply into the answer, or raises Malformed;
+    `limits` are those of the task's schema."""
 
     content: RecordDict
     read: Callable[[RecordDict], Any]
     limits: ReplyLimits
     deadline: float
     subject: Subject | None = None
-    """What order and reply are about, where they are signed."""
+    """The subject of order and reply, where they are signed."""
     key: str = ""
     """The public key of the receiver."""
 
 
 @dataclass
 class Replies:
-    """What came of some requests, by node: answers, faults of the sender, and silence with its reason; and
-    after how many seconds."""
+    """The outcome of some requests, by node: answers, faults of the sender, missing replies with the reason;
+    and after how many seconds."""
 
     answers: dict[int, Any] = field(default_factory=dict)
     malformed: dict[int, str] = field(default_factory=dict)
     missing: dict[int, str] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
-    """Those of the missing who were waited for until their deadline."""
+    """Missing nodes that the server waited for until their deadline."""
     seconds: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass
 class _PendingRequest:
-    """A request that is on its way."""
+    """A request that was sent and not answered yet."""
 
     node: int
     nonce: str
@@ -83,34 +83,35 @@ class _PendingRequest:
 
 @dataclass
 class Messaging:
+    """Sends requests over Flower's grid and reads the replies."""
+
     grid: Grid
     poll: float = 0.2
-    """Seconds between two looks for replies; Flower's own send_and_receive waits three."""
+    """Seconds between two checks for replies; Flower's own send_and_receive waits three."""
     key: ec.EllipticCurvePrivateKey | None = None
-    """What orders are signed with; none in a trial without keys."""
+    """Signs the orders; None in a trial without keys."""
     head: Callable[[], str] = lambda: ""
     """The signed head of the ledger, which every order carries."""
     mark: Path | None = None
-    """A file that names whose reply is being read, for as long as it is: a reply that kills this process is
+    """A file that names the client whose reply is being read: if a reply kills this process, its sender is
     known afterwards."""
     unproven: int = 0
-    """Replies that were dropped because it could not be shown who sent them."""
+    """Number of replies that were dropped because their sender could not be proven."""
 
     def __post_init__(self) -> None:
         self.source: Source = SuperLinkSource(self.grid)
 
     def ask(self, kind: str, requests: Mapping[int, Request]) -> Replies:
-        """One request to each node; what has not come back by its deadline is missing."""
+        """Send one request to each node; what has not come back by its deadline is missing."""
         replies, waiting = Replies(), self._send(kind, requests)
-        began = time.monotonic()  # what it takes to send is not the clients'
+        began = time.monotonic()  # sending does not count against the clients
         sent = {one.node for one in waiting.values()}
         replies.missing = {node: "could not be sent" for node in requests if node not in sent}
         while waiting:
             for name, one in list(waiting.items()):
-                passed = (
-                    time.monotonic() - began
-                )  # before the look: what comes while others' replies are read is looked for once more
-                if self._look(name, one) and self._collect(one, replies):
+                # Taken before the check: a reply that comes while others are read is checked once more.
+                passed = time.monotonic() - began
+                if self._is_announced(name, one) and self._collect(one, replies):
                     replies.seconds[one.node] = passed
                     del waiting[name]
                 elif passed >= one.request.deadline:
@@ -125,7 +126,8 @@ class Messaging:
         return replies
 
     def _send(self, kind: str, requests: Mapping[int, Request]) -> dict[str, _PendingRequest]:
-        """By message id. The nonce also makes every message, and so its id, unlike any other."""
+        """Send the requests; return them by message id. The nonce makes every message, and so its id,
+        unique."""
         messages, table = [], []
         head = self.head() if self.key is not None else ""
         for node, request in requests.items():
@@ -138,29 +140,26 @@ class Messaging:
             table.append(_PendingRequest(node, nonce, request))
         ids = list(self.grid.push_messages(messages)) if messages else []
         for one in table:
-            one.request.content = (
-                RecordDict()
-            )  # it is sent: a model for every client is not held until the last has answered
+            one.request.content = RecordDict()  # frees the model that was sent
         return {name: one for name, one in zip(ids, table, strict=False) if name}
 
-    def _look(self, name: str, one: _PendingRequest) -> bool:
-        """Whether the reply is announced."""
+    def _is_announced(self, name: str, one: _PendingRequest) -> bool:
+        """Return whether the reply is announced."""
         if one.found is None:
             try:
                 one.found = self.source.announced(name)
             except httpx.HTTPStatusError as error:
                 if error.response.status_code < 500:
                     raise
-                # it is busy, or stumbles over this request: asked again until the deadline, and nobody's
-                # fault
+                # The SuperLink is busy, or fails on this request: it is asked again until the deadline.
                 return False
             if one.found is not None and not one.found.HasField("error"):
                 one.reply = Reply(self.source, one.found.metadata.message_id, one.request.limits)
         return one.found is not None
 
     def _collect(self, one: _PendingRequest, replies: Replies) -> bool:
-        """Read one reply that is announced; true when there is nothing more to wait for. Each is read alone,
-        so that one that cannot be read costs only its sender."""
+        """Read one announced reply; return True when there is nothing more to wait for. Each is read alone,
+        so an unreadable one affects only its sender."""
         node = one.node
         if one.reply is None:
             replies.missing[node] = f"error {one.found.error.code}: {in_print(one.found.error.reason)[:200]}"
@@ -168,13 +167,13 @@ class Messaging:
         try:
             one.reply.prove(lambda envelope, digests: self._prove(one, envelope, digests))
             replies.answers[node] = self._read(one.reply, one.request)
-        except NotThere:  # the rest is on its way, or never comes; the others are looked for meanwhile
+        except NotThere:  # the rest may come later; others are read meanwhile
             return False
         except NeverComes:
             replies.missing[node] = "its answer was announced and did not come"
         except NotProven as error:
             self.unproven += 1
-            log(WARNING, "a reply was dropped, %d so far, and nobody is blamed: %s", self.unproven, error)
+            log(WARNING, "dropped a reply that cannot be attributed (%d so far): %s", self.unproven, error)
             replies.missing[node] = f"a reply that cannot be attributed: {error}"
         except Malformed as error:
             replies.malformed[node] = str(error)
@@ -196,7 +195,7 @@ class Messaging:
             raise NotProven("it is not signed with the client's key")
 
     def _read(self, reply: Reply, request: Request) -> Any:
-        """From here on whatever happens is the sender's doing."""
+        """Read a proven reply. From here on any fault is the sender's."""
         if self.mark is not None and request.subject is not None:
             replace_file(self.mark, as_json(asdict(request.subject)))
         try:
@@ -206,7 +205,7 @@ class Messaging:
                 self.mark.unlink(missing_ok=True)
 
     def _confirm(self, name: str) -> None:
-        """The SuperLink may forget it."""
+        """Allow the SuperLink to forget a reply."""
         try:
             self.source.confirm(name)
         except httpx.HTTPError:  # it forgets by itself when the run ends
@@ -214,7 +213,7 @@ class Messaging:
 
 
 def answer(content: RecordDict, message: Message) -> Message:
-    """The client's side: a reply that repeats the request's nonce."""
+    """Return a client's reply, which repeats the request's nonce."""
     content[ENVELOPE] = ConfigRecord({"nonce": config_record(message.content, ENVELOPE)["nonce"]})
     return Message(content, reply_to=message)
 
@@ -224,7 +223,7 @@ def pack_client(client: int) -> RecordDict:
 
 
 def read_client(content: RecordDict, clients: int) -> int:
-    """The id a node says it has."""
+    """Return the client id that a node states."""
     expect_names("records", set(content), {"client", ENVELOPE})
     client = config_record(content, "client").get("client")
     if type(client) is not int or not 0 <= client < clients:
@@ -238,7 +237,7 @@ def expect_names(what: str, sent: set[str], expected: set[str]) -> None:
 
 
 def _few(names: set[str]) -> str:
-    """A sender may write anything into a name: keep what goes into logs short."""
+    """Shorten names for logs: a sender may write anything into them."""
     return ", ".join(in_print(name[:40]) for name in sorted(names)[:8]) or "none"
 
 

@@ -1,5 +1,5 @@
-"""One real client: its world, rebuilt from the config, and its private state on its own disk. Knows nothing
-of Flower.
+"""One real client: its world, rebuilt from the config, and its private state on its own disk. This file does
+not use Flower.
 
     STATE-DIR/RUN/CLIENT/000012-00.safetensors     private rows after step 0 of round 12
     STATE-DIR/RUN/CLIENT/data                      names the samples that this client brought, if it did
@@ -7,9 +7,9 @@ of Flower.
                                                    the last
     STATE-DIR/RUN/CLIENT/model.safetensors         the model that this client uses, as of its last evaluation
 
-A server that was stopped plays its unfinished round again, so a client keeps its states since the committed
-round and starts from the newest one before the step it is asked for. When another start of the server asks,
-what came after the committed round never happened."""
+A server that was stopped repeats its unfinished round, so a client keeps its states since the committed round
+and starts from the newest one before the step it is asked for. When another start of the server asks, states
+after the committed round are discarded."""
 
 from __future__ import annotations
 
@@ -49,47 +49,43 @@ _MARK = 1 << 22  # bytes that are read of a mark: a hundred thousand starts of a
 
 
 def federated(path: Path | str) -> Config:
-    """The config as a federation plays it: every client alone on its own machine, which is plan `loop`."""
+    """Read the config as a federation runs it: every client alone on its own machine, which is plan
+    `loop`."""
     config = make_config(read_config(path, ["engine.plan=loop", "engine.workers=1"]))
     config.parts()
     if config.attack is not None:
-        raise ConfigError(
-            "attack: attackers are played by the simulator only; leave it out of a federation's config"
-        )
+        raise ConfigError("attack: only the simulator has attackers; leave it out of a federation's config")
     declared = declared_in(config)
     if declared is not None:
         declared.check()
         if config.evaluate.test == "global":
             raise ConfigError(
-                'evaluate.test = "global": where data is declared only there is no common test split; leave'
-                " it out"
+                'evaluate.test = "global": declared data has no common test split; leave it out'
             )
     expected(config)
     return config
 
 
 def declared_in(config: Config) -> Declared | None:
-    """The schema that every node's own data has to keep; none where all deal themselves their shares of one
-    dataset."""
+    """Return the schema of the nodes' own data; None where every node takes its share of one dataset."""
     source = config.data.source()
     return source if isinstance(source, Declared) else None
 
 
 def expected(config: Config) -> int:
-    """How many clients a federation waits for; it must be known before anybody has looked at data."""
+    """Return how many clients a federation waits for; it must be known before data is read."""
     clients = config.data.known_clients
     if clients is None:
         raise ConfigError(
-            "data.clients: a federation has to know how many clients to wait for; set it to the number of"
-            " users"
+            "data.clients: a federation has to know how many clients to wait for; set it to their number"
         )
     return clients
 
 
 def fingerprint(config: Config, partition: str, initial: Tensor) -> str:
-    """What server and clients must agree on: the experiment, the plug-ins it names, how its data is dealt
-    and, where it starts from a file, what the file held; not where data and file lie or how it is
-    computed."""
+    """Return a digest of what server and clients must agree on: the experiment, the plug-ins it names, how
+    its data is divided and, where it starts from a file, the contents of the file; not where data and file
+    are or how it is computed."""
     table = config.plain()
     for plugin in sorted(
         hashlib.sha256(Path(file).read_bytes()).hexdigest()
@@ -104,12 +100,12 @@ def fingerprint(config: Config, partition: str, initial: Tensor) -> str:
 
 
 Bring = Callable[[Declared], Samples]
-"""Loads what a node has itself, checked against what was declared."""
+"""Loads a node's own data, checked against the declaration."""
 
 
 class Node:
-    """A client of a run. It recomputes who holds what from the seed, and reads no rows but its own; or it
-    brings its own data. A guard stands before whatever leaves."""
+    """A client of a run. It recomputes the division of the data from the seed and reads only its own rows; or
+    it has its own data. A guard checks everything that leaves."""
 
     def __init__(
         self,
@@ -130,8 +126,8 @@ class Node:
             )
         if fingerprint(config, self.experiment.federation.digest, self.experiment.initial) != world:
             raise ConfigError(
-                f"client {client}: this node's config, plug-ins or data are not the server's; give both the"
-                " same"
+                f"client {client}: this node's config, plug-ins or data differ from the server's; use"
+                " the same on both"
             )
         self.client, self.folder, self.run_context, self.guard = (
             client,
@@ -145,8 +141,7 @@ class Node:
             self._note_data(self.run_context.federation.samples.digest)
 
     def _note_data(self, digest: str) -> None:
-        """More rows than before are welcome, but what was for testing may be for training now: that is
-        said."""
+        """Warn if the data changed: more rows are fine, but rows may have moved from testing to training."""
         mark = self.folder / "data"
         before = _read_mark(mark) or digest
         if before != digest:
@@ -159,11 +154,11 @@ class Node:
         write_atomically(mark, digest.encode())
 
     def enter(self, round: int) -> None:
-        """What is asked next belongs to this round."""
+        """Set the round of the next requests."""
         self.run_context.round = round
 
     def perform(self, exchange: Exchange, committed: int, attempt: str) -> Mapping[str, Tensor]:
-        """Carry out the request with the simulator's own code, for a stack of one, and keep the new state.
+        """Perform the request with the simulator's own code, for a stack of one, and keep the new state.
         `attempt` names this start of the server."""
         schema = schema_of(self.run_context.rule, exchange, self.run_context.wire(), self.run_context.measure)
         if self.guard is not None:
@@ -184,8 +179,7 @@ class Node:
         return fields if self.guard is None else self.guard.protect(fields, schema, exchange.task)
 
     def _keep_model(self, clients: ClientStack, exchange: Exchange, known: bool, stored: State) -> None:
-        """What this client would use from now on, by the module's own names: the personal model is nowhere
-        else."""
+        """Save the model that this client uses from now on; the personal model exists nowhere else."""
         run_context = self.run_context
         if sends_global_first(run_context.rule):
             exchange = replace(exchange, pick=exchange.pick[:, 1:])
@@ -199,8 +193,7 @@ class Node:
         )
 
     def _before(self, version: Version, committed: int, attempt: str) -> Version | None:
-        """The newest state before this version, if any; states that will not be asked for again are
-        removed."""
+        """Return the newest state before this version, if any; remove states that are no longer needed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_left_over(self.folder)
         seen = self._attempts(attempt)
@@ -214,12 +207,12 @@ class Node:
         return older[-1] if older else None
 
     def _attempts(self, attempt: str) -> list[str]:
-        """The starts of the server that have asked, in order. A letter of one that was replaced may come
-        late; it must not undo what was done since."""
+        """Return the starts of the server that have asked, in order. A late request of an earlier start is
+        refused: it must not undo newer work."""
         mark = self.folder / "attempt"
         seen = _read_mark(mark).split()
         if attempt in seen[:-1]:
-            raise RunError("this request is of a server that was started again since; nothing is done")
+            raise RunError("this request is from an earlier start of the server; nothing was done")
         return seen
 
     def _versions(self) -> list[Version]:
@@ -234,7 +227,7 @@ class Node:
 
 
 def _read_mark(file: Path) -> str:
-    """What a mark of this node says; nothing where there is none."""
+    """Return the contents of a mark of this node; an empty string if there is none."""
     try:
         return read_whole(file, _MARK).decode(errors="replace")
     except FileNotFoundError:
@@ -244,7 +237,7 @@ def _read_mark(file: Path) -> str:
 
 
 def own_data(experiment: Experiment, client: int, bring: Bring | None) -> Federation:
-    """Who holds what, as this node knows it."""
+    """Return the division of the data as this node knows it."""
     config, federation = experiment.config, experiment.run_context.federation
     declared = declared_in(config)
     if declared is None:

@@ -1,5 +1,5 @@
-"""What should be right on a node before round 1, from its own folder alone: key, experiment, device, data and
-schema, what may leave."""
+"""Checks a node before round 1, from its own folder alone: key, experiment, device, data and schema,
+privacy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.experiment.loop import Experiment
 
 
 def examine_node(home: Path) -> Iterator[Check]:
-    """Each check says one thing; what needs another that failed is left out."""
+    """Yield the checks; one that needs another that failed is left out."""
     try:
         settings = open_node(home)
         yield _key(home, settings.client)
@@ -41,16 +41,16 @@ def examine_node(home: Path) -> Iterator[Check]:
 
 
 def _key(home: Path, client: int) -> Check:
-    """A key that was made here, or brought with the folder."""
+    """Check the key, which was made here or came with the folder."""
     remedy = {
         "key": (
             f"`holdfast federation key {home} --client {client}` makes it here, and the server enrols its"
             " public half"
         ),
         "key.pub": f"`holdfast federation key {home} --client {client}` writes it again",
-        "ca.pem": f"`holdfast federation enrol` writes it, on the server: bring nodes/{client} from there",
+        "ca.pem": f"`holdfast federation enrol` writes it on the server: copy nodes/{client} from there",
         "server.pub": (
-            f"bring it from the server: nodes/{client}/server.pub, the public half of the key that signs its"
+            f"copy it from the server: nodes/{client}/server.pub, the public half of the key that signs its"
             " orders"
         ),
     }
@@ -59,7 +59,7 @@ def _key(home: Path, client: int) -> Check:
     if fingerprint_of(public_of(home / "key")) != fingerprint_of(
         (home / "key.pub").read_text(errors="replace")
     ):
-        return Check("key", False, "key.pub is not the public half of key: one of them is of another time")
+        return Check("key", False, "key.pub is not the public half of key: one of them is outdated")
     fingerprint_of((home / "server.pub").read_text(errors="replace"))
     shut = not (home / "key").stat().st_mode & 0o077
     return Check(
@@ -68,7 +68,7 @@ def _key(home: Path, client: int) -> Check:
 
 
 def _data(own: NodeHome, experiment: Experiment) -> Check:
-    """Shape, type, labels and their names, finite numbers, enough samples: all that was declared."""
+    """Check shape, type, labels and their names, finite numbers and sample counts against the declaration."""
     client = own.settings.client
     try:
         federation = own_data(experiment, client, own.bring if own.brings else None)
@@ -88,7 +88,8 @@ def _data(own: NodeHome, experiment: Experiment) -> Check:
 
 
 def _privacy(own: NodeHome, privacy: PrivacySettings, experiment: Experiment) -> Check:
-    """Also whether the method sends what noise does not protect: else the node would refuse it in round 1."""
+    """Check privacy, also whether the method sends what noise does not protect: the node would refuse
+    that."""
     state, rule = own.home / own.settings.state, experiment.rule
     try:
         guard = own.guard(state, experiment.config)

@@ -1,9 +1,9 @@
 """The processes of one client: a SuperNode, which talks to the server; a SuperExec, which starts the
-ClientApp for each of its messages; and the trainer that does the work.
+ClientApp for each message; and the trainer that does the work.
 
-SuperNode and SuperExec talk over 127.0.0.1, where every user of the machine can knock. So the SuperNode shows
-a certificate, and gives a task only to who knows a secret. Both are made anew whenever it starts, in
-NODE/runtime, which only the node's owner can read."""
+SuperNode and SuperExec talk over 127.0.0.1, where every user of the machine can connect. So the SuperNode has
+a certificate and requires a secret for a task. Both are made anew whenever it starts, in NODE/runtime, which
+only the node's owner can read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.heartbeat import ServerContact
 from holdfast.deploy.keys import make_authority, make_secret, make_server_certificate
-from holdfast.deploy.processes import HOST, Processes, free_port
+from holdfast.deploy.processes import HOST, Processes, free_port, options
 from holdfast.deploy.project import open_node
 from holdfast.deploy.sockets import socket_of
 
@@ -26,13 +26,13 @@ _FLOWER = "holdfast.deploy.flower"
 
 
 def client_of(name: str) -> int | None:
-    """Whose process this is; None for the server's own."""
+    """Return the client of a process; None for the server's own."""
     number = name.removeprefix("node").removeprefix("trainer").removeprefix("superexec")
     return int(number) if number.isdigit() else None
 
 
 def start_node(processes: Processes, folder: Path) -> None:
-    """What one client consists of, from its folder alone."""
+    """Start all processes of one client, from its folder alone."""
     node = open_node(folder)
     if node.resident:
         start_again(processes, folder, f"trainer{node.client}")
@@ -40,9 +40,9 @@ def start_node(processes: Processes, folder: Path) -> None:
 
 
 def start_again(processes: Processes, folder: Path, name: str) -> None:
-    """One of the processes of a client. SuperNode and SuperExec come anew together: a new SuperNode has
-    another port and another secret, and one whose SuperExec has ended in the middle of a message waits for
-    its answer for ever."""
+    """Start one of the processes of a client. SuperNode and SuperExec are restarted together: a new SuperNode
+    has another port and secret, and one whose SuperExec ended during a message waits for its answer for
+    ever."""
     if name.startswith("trainer"):
         processes.start(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)), module=True)
         return
@@ -58,7 +58,7 @@ def _make_secrets(runtime: Path) -> None:
     runtime.mkdir(mode=0o700)
     make_authority(runtime, "node")
     make_server_certificate(runtime, [])
-    (runtime / "ca.key").unlink()  # nobody signs with it again
+    (runtime / "ca.key").unlink()  # it is not needed again
     make_secret(runtime / "superexec.secret")
 
 
@@ -81,58 +81,48 @@ def _start_supernode(processes: Processes, folder: Path, name: str) -> None:
         name,
         _FLOWER,
         "supernode",
-        "--superlink",
-        node.superlink,
-        "--root-certificates",
-        str(folder / "ca.pem"),
-        "--auth-supernode-private-key",
-        str(folder / "key"),
-        "--host",
-        HOST,
-        "--port",
-        str(port),
-        "--node-config",
-        settings,
-        "--isolation",
-        "process",
-        "--superexec-auth-secret-file",
-        str(runtime / "superexec.secret"),
-        "--ssl-ca-certfile",
-        str(runtime / "ca.pem"),
-        "--ssl-certfile",
-        str(runtime / "server.pem"),
-        "--ssl-keyfile",
-        str(runtime / "server.key"),
+        *options(
+            superlink=node.superlink,
+            root_certificates=folder / "ca.pem",
+            auth_supernode_private_key=folder / "key",
+            host=HOST,
+            port=port,
+            node_config=settings,
+            isolation="process",
+            superexec_auth_secret_file=runtime / "superexec.secret",
+            ssl_ca_certfile=runtime / "ca.pem",
+            ssl_certfile=runtime / "server.pem",
+            ssl_keyfile=runtime / "server.key",
+        ),
         module=True,
     )
 
 
 def _start_superexec(processes: Processes, folder: Path, supernode: str) -> None:
-    """The ClientApp is its child, and finds in its environment what the SuperNode finds."""
+    """Start the SuperExec, whose child is the ClientApp, with the environment of the SuperNode."""
     name, runtime = f"superexec{client_of(supernode)}", folder / "runtime"
     processes.extra[name] = processes.extra.get(supernode, {})
     processes.start(
         name,
         _FLOWER,
         "superexec",
-        "--runtime-api-address",
-        f"{HOST}:{processes.ports[supernode]}",
-        "--root-certificates",
-        str(runtime / "ca.pem"),
-        "--superexec-auth-secret-file",
-        str(runtime / "superexec.secret"),
+        *options(
+            runtime_api_address=f"{HOST}:{processes.ports[supernode]}",
+            root_certificates=runtime / "ca.pem",
+            superexec_auth_secret_file=runtime / "superexec.secret",
+        ),
         module=True,
     )
 
 
 def keep_node(folder: Path, say: Say) -> None:
-    """One client on its own machine, until it is interrupted. For a minute after a crash Flower still thinks
-    that the node is there and refuses it, so it is tried again."""
+    """Run one client on its own machine until it is interrupted. For a minute after a crash Flower still
+    considers the node connected and refuses it, so it is tried again."""
     node = open_node(folder)
     _check_key(folder / "key")
     processes = Processes(folder / "flower", folder / "logs")
     with naming_a_full_disk(folder, lambda: "start the node again"):
-        processes.claim(f"client {node.client} is up already: another process runs {folder}")
+        processes.claim(f"client {node.client} is running already: another process uses {folder}")
     say(
         f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}"
     )
@@ -144,7 +134,7 @@ def keep_node(folder: Path, say: Say) -> None:
             began = time.monotonic()
             name = _first_to_stop(processes, contact)
             pause = 5.0 if time.monotonic() - began > 120 else min(2 * pause, 60.0)
-            say(f"{name} {processes.how_it_ended(name)}; it is started again in {pause:g} s")
+            say(f"{name} {processes.how_it_ended(name)}; it is restarted in {pause:g} s")
             if full := shortage(folder):
                 say(full)
             time.sleep(pause)
@@ -156,13 +146,13 @@ def keep_node(folder: Path, say: Say) -> None:
 def _check_key(key: Path) -> None:
     if key.exists() and key.stat().st_mode & 0o077:
         raise ConfigError(
-            f"{key} can be read or changed by others, who could be this client; `chmod 600 {key}`, or enrol a"
-            " new key"
+            f"{key} can be read or changed by other users, who could pose as this client; `chmod 600 {key}`,"
+            " or enrol a new key"
         )
 
 
 def _try_to_start(processes: Processes, folder: Path, name: str, say: Say) -> None:
-    """Where the disk refuses it is tried again, as after any other stop."""
+    """Restart a process; if the disk is full, the caller tries again as after any other stop."""
     try:
         start_again(processes, folder, name)
     except OSError as error:

@@ -1,5 +1,5 @@
-"""What a node does with a request, in whichever process: the ClientApp's own, or the resident trainer that
-keeps the world in memory."""
+"""Performs requests on a node, in the ClientApp's own process or in the resident trainer, which keeps the
+data in memory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from holdfast.experiment.planner import pick_device
 
 
 class NodeWorker:
-    """The last world that was asked for is kept: building it, the data above all, takes longer than most
-    tasks."""
+    """Performs tasks, and keeps the last world in memory: building it, the data above all, takes longer than
+    most tasks."""
 
     def __init__(self) -> None:
         self.about: tuple[Any, ...] = ()
@@ -38,8 +38,8 @@ class NodeWorker:
     def perform(
         self, content: RecordDict, node: Mapping[str, Any], run: Mapping[str, Any], attempt: str
     ) -> RecordDict:
-        """One task. `node` and `run` are the settings of SuperNode and run; `attempt` names this start of the
-        server."""
+        """Perform one task. `node` and `run` are the settings of SuperNode and run; `attempt` names this
+        start of the server."""
         client, header = int(_setting(node, "client-id")), wire.read_header(content)
         path = Path(str(node.get("config", run["config"])))
         folder = Path(str(_setting(node, "state-dir"))) / header.run / str(client)
@@ -65,7 +65,7 @@ class NodeWorker:
 
 @dataclass(frozen=True)
 class NodeHome:
-    """What a node's own folder says of its data, of how it is trained here, and of what may leave it."""
+    """A node's own folder: its data, how it is trained here, and what may leave it."""
 
     home: Path
     settings: NodeSettings
@@ -82,7 +82,7 @@ class NodeHome:
     def bring(self, declared: Declared) -> Samples:
         if self.settings.data and self.settings.function:
             raise ConfigError(
-                "node.toml: data and function are two sources of the same samples; leave one of them out"
+                "node.toml: data and function are two sources of the same samples; remove one of them"
             )
         if self.settings.data:
             return from_folder(self.home / expand(self.settings.data, "data"), declared)

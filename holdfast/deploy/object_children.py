@@ -1,12 +1,13 @@
-"""Flower's store of objects, against a node that announces an object of the server's with children of its own
-invention.
+"""Protects Flower's store of objects from a node that announces an object of the server with false children.
 
-An object's id is the digest of its content, but its children are whatever the first to announce it says, and
-who announces it later with others is refused. Some ids are known beforehand (an empty record has always the
-same, and a model that was measured is trained on next), so a node could announce one of them wrongly, and the
-server's next order would be refused and the run would stop. Here the server, and only the server, corrects
-what was announced before: it knows what its objects consist of. What a node says later is refused, as Flower
-does. (flwr 1.41: SqlObjectStore.preregister, and the handler of the ServerApp's messages.)"""
+An object's id is the digest of its content, but its children are those of its first announcement, and a later
+announcement with others is refused. Some ids are known beforehand (an empty record always has the same, and a
+model that was measured is trained on next), so a node could announce one of them wrongly; then the server's
+next order would be refused and the run would stop. With this change the server, and only the server, corrects
+earlier announcements of its objects. A later announcement by a node is refused, as in Flower.
+
+Needed for flwr 1.41 (SqlObjectStore.preregister, and the handler of the ServerApp's messages). Its test is
+test_a_lie_about_the_servers_objects_does_not_stop_the_server in tests/deploy/test_flower.py."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.state.schema.objectstore_models import ObjectChild, StoredObject
 from sqlalchemy import delete, insert, select, update
 
-_WORDS = "preregistered with different"
+_MESSAGE = "preregistered with different"
 _OF_THE_SERVER: ContextVar[bool] = ContextVar("of_the_server", default=False)
 
 
 def let_the_server_correct(stores: type, handlers: Any) -> None:
-    """`handlers` is the module that answers the ServerApp."""
+    """Change the class of stores, and `handlers`, the module that answers the ServerApp."""
     usual, push = stores.preregister, handlers.push_messages  # type: ignore[attr-defined]
 
     def preregister(self: Any, run_id: int, object_tree: Any) -> list[str]:
         try:
             return list(usual(self, run_id, object_tree))
         except ValueError as error:
-            if _WORDS not in str(error) or not _OF_THE_SERVER.get():
+            if _MESSAGE not in str(error) or not _OF_THE_SERVER.get():
                 raise
         with self._mutation_session() as session:
             for node in iterate_object_tree(object_tree):  # children come first

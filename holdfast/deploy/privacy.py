@@ -1,13 +1,13 @@
-"""What leaves a node, clipped and noised on the node itself, and what that is worth. Knows nothing of Flower.
+"""Clips and noises what leaves a node, on the node itself, and accounts for it. This file does not use
+Flower.
 
-    STATE-DIR/privacy.json      every release so far, whatever the run: noise multiplier and how often
+    STATE-DIR/privacy.json      every release so far, of all runs: noise multiplier and how often
 
-The mechanism: of a reply, all fields of kind `update` together are shortened to `clip` at most, and every
-number gets Gaussian noise with deviation `noise * clip`. Two clients' clipped updates are at most 2 * clip
-apart, so for a server that knows who took part, and may suppose any other data behind the update, the noise
-multiplier is noise / 2; that is what is accounted, without any gain from sampling. Noise comes from the
-operating system, never from the run's seed, which the server knows: a noised run cannot be repeated bit by
-bit."""
+All fields of kind `update` of a reply together are clipped to length `clip`, and every number gets Gaussian
+noise with deviation `noise * clip`. Two clients' clipped updates are at most 2 * clip apart, so for a server
+that knows who took part, and may suppose any other data behind the update, the noise multiplier is noise / 2;
+that is what is accounted, without any gain from sampling. Noise comes from the operating system, never from
+the run's seed, which the server knows: a noised run cannot be repeated bit by bit."""
 
 from __future__ import annotations
 
@@ -48,26 +48,28 @@ Releases = list[tuple[float, int]]
 class PrivacySettings(Section):
     """[privacy] of a node.toml."""
 
-    clip: float = setting(1.0, "an update that is longer is shortened to this", gt=0)
+    clip: float = setting(1.0, "length to which a longer update is clipped", gt=0)
     noise: float = setting(
-        1.0, "deviation of the noise on every number, in units of clip; 0: none, and no guarantee", ge=0
+        1.0,
+        "standard deviation of the noise on every number, in units of clip; 0: no noise and no guarantee",
+        ge=0,
     )
     delta: float = setting(
         1e-5, "probability that the guarantee does not hold; well below 1 / clients", gt=0, lt=1
     )
     epsilon: float | None = setting(
-        None, "no update leaves that would bring the node above this; none: no limit", gt=0
+        None, "an update that would bring the node above this is not sent; none: no limit", gt=0
     )
     others: Literal["withhold", "send"] = setting(
         "withhold",
-        "what noise on updates does not protect: withheld or refused; or sent as it is, and the guarantee is"
-        " for updates only",
+        "fields that noise on updates does not protect: withheld or refused; or sent unchanged, and the"
+        " guarantee is for updates only",
     )
-    count: int = setting(1, "withhold: the number of samples that is said instead of the true one", ge=1)
+    count: int = setting(1, "withhold: the number of samples that is sent instead of the true one", ge=1)
 
 
 def epsilon_of(releases: Releases, delta: float) -> float:
-    """The library's account (Opacus, Renyi divergences) of Gaussian releases that all concern this client's
+    """Return epsilon by Opacus (Renyi divergences) for Gaussian releases that all concern this client's
     data."""
     from opacus.accountants import RDPAccountant
 
@@ -81,8 +83,7 @@ def epsilon_of(releases: Releases, delta: float) -> float:
 
 
 class Account:
-    """How often this client's data was used for something that left the node; on its disk before it
-    leaves."""
+    """Counts the releases of this client's data; each is on the disk before it leaves."""
 
     def __init__(self, state: Path):
         self.file = Path(state) / "privacy.json"
@@ -92,15 +93,15 @@ class Account:
         content = read_json(self.file)
         if content is None:
             return []
-        told = content.get("releases")
-        if not isinstance(told, list) or not all(
-            isinstance(one, list) and len(one) == 2 and _is_release(*one) for one in told
+        listed = content.get("releases")
+        if not isinstance(listed, list) or not all(
+            isinstance(one, list) and len(one) == 2 and _is_release(*one) for one in listed
         ):
             raise RunError(
-                f"{self.file} is damaged: it does not say what was spent, and nothing leaves; bring it back"
+                f"{self.file} is damaged: it does not say what was spent, so nothing is sent; restore it"
                 " from a copy"
             )
-        return [(float(multiplier), times) for multiplier, times in told]
+        return [(float(multiplier), times) for multiplier, times in listed]
 
     def with_one(self, multiplier: float) -> Releases:
         before = self.releases
@@ -110,8 +111,8 @@ class Account:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """By one process at a time: a node without a resident trainer may answer a late request beside the
-        next one, and both count."""
+        """Lock the account: a node without a resident trainer may answer a late request beside the next one,
+        and both count."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         handle = lock(self.file.with_name("privacy.lock"), wait=True)
         assert handle is not None
@@ -125,7 +126,7 @@ class Account:
         write_json(self.file, {"releases": [list(entry) for entry in releases]})
 
     def spent(self, delta: float) -> dict[str, float]:
-        """What was spent: by the last participation alone, and at client level by all of them together."""
+        """Return what was spent: by the last participation alone, and at client level by all together."""
         releases = self.releases
         last: Releases = [(releases[-1][0], 1)] if releases else []
         return {
@@ -141,7 +142,7 @@ def _is_release(multiplier: Any, times: Any) -> bool:
 
 
 class Guard:
-    """Stands between what a node has computed and what it sends."""
+    """Checks and protects every reply before it leaves the node."""
 
     def __init__(self, settings: PrivacySettings, state: Path, norm_cap: float):
         if find_spec("opacus") is None:
@@ -155,7 +156,7 @@ class Guard:
         return self.settings.noise / 2
 
     def check(self, schema: Schema, task: str) -> None:
-        """Before any work is done: whether the reply may leave at all."""
+        """Raise an error, before any work is done, if the reply may not leave."""
         size = sum(_size(schema[name]) for name in _updates(schema))
         length = self.settings.clip * (1 + self.settings.noise * math.sqrt(size))
         if length > self.norm_cap:
@@ -168,7 +169,7 @@ class Guard:
             bare = refused(schema, task)
             if bare:
                 raise ConfigError(
-                    f"privacy: '{bare[0]}' would leave, which noise on updates does not protect; choose a"
+                    f"privacy: '{bare[0]}' would be sent, and noise on updates does not protect it; choose a"
                     ' method that sends updates only, or accept it with privacy.others = "send"'
                 )
         if size and self.settings.epsilon is not None:
@@ -180,14 +181,13 @@ class Guard:
                 )
 
     def protect(self, fields: Mapping[str, Tensor], schema: Schema, task: str) -> dict[str, Tensor]:
-        """The reply as it may leave. A reply that is asked for again is noised anew, and so counted again."""
+        """Return the reply as it may leave. A repeated reply is noised anew and so counted again."""
         names = _updates(schema)
         with self.account.held():
             self.check(schema, task)
             if names:
-                self.account.write(
-                    self.account.with_one(self.multiplier)
-                )  # before it leaves: a crash may count too much, never too little
+                # Before it leaves: a crash may count too much, never too little.
+                self.account.write(self.account.with_one(self.multiplier))
         out = dict(fields)
         if self.settings.others == "withhold":
             for name, field in schema.items():
@@ -196,10 +196,10 @@ class Guard:
                     out[name] = torch.full_like(fields[name], instead)
         if names:
             out |= noised({name: fields[name] for name in names}, self.settings.clip, self.settings.noise)
-            self._tell(schema)
+            self._report(schema)
         return out
 
-    def _tell(self, schema: Schema) -> None:
+    def _report(self, schema: Schema) -> None:
         spent = self.account.spent(self.settings.delta)
         bare = [name for name, field in schema.items() if _bare(field)]
         aside = f"; not protected: {', '.join(bare)}" if bare and self.settings.others == "send" else ""
@@ -213,7 +213,8 @@ class Guard:
 
 
 def noised(updates: Mapping[str, Tensor], clip: float, noise: float) -> dict[str, Tensor]:
-    """One client's update, in one row of each tensor: shortened as a whole, then noised number by number."""
+    """Return one client's update (one row of each tensor) clipped as a whole and then noised number by
+    number."""
     flat = torch.cat([value.reshape(-1).double() for value in updates.values()])
     length = float(flat.norm())
     if not math.isfinite(length):
@@ -227,7 +228,7 @@ def noised(updates: Mapping[str, Tensor], clip: float, noise: float) -> dict[str
 
 
 def secure_normal(n: int) -> Tensor:
-    """float64 [n], standard normal by Box and Muller, from the operating system's randomness alone."""
+    """Return float64 [n], standard normal by Box and Muller, from the operating system's randomness alone."""
     pairs = (n + 1) // 2
     bits = np.frombuffer(os.urandom(16 * pairs), dtype="<u8").reshape(2, pairs) >> 11  # 53 bits each
     radius = np.sqrt(-2.0 * np.log((bits[0] + 1.0) * 2.0**-53))
@@ -236,8 +237,8 @@ def secure_normal(n: int) -> Tensor:
 
 
 def refused(schema: Schema, task: str) -> list[str]:
-    """What a reply would have to send bare: noise on updates does not protect it, and no constant could stand
-    in its place."""
+    """Return the fields that a reply would send unprotected: noise on updates does not cover them, and no
+    constant can replace them."""
     return [
         name for name, field in schema.items() if _bare(field) and _withheld(name, field, task, 1) is None
     ]
@@ -248,7 +249,7 @@ def _updates(schema: Schema) -> list[str]:
 
 
 def _bare(field: Field) -> bool:
-    """Whether there is anything in it that noise on updates does not protect."""
+    """Return whether noise on updates does not protect this field."""
     return field.kind != "update" and _size(field) > 0
 
 
@@ -257,7 +258,7 @@ def _size(field: Field) -> int:
 
 
 def _withheld(name: str, field: Field, task: str, count: int) -> float | None:
-    """A constant that says nothing and that every server half understands; None where there is none."""
+    """Return a constant without information that every server half understands; None if there is none."""
     if field.kind == "update":
         return None
     if field.low == UNDEFINED:  # a figure that a client need not have

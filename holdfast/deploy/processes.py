@@ -1,6 +1,5 @@
-"""The Flower processes of a federation on one machine, from their start to their end, however it ends. Each
-writes its own log file; all inherit one FLWR_HOME, by which they are found again, children of children
-included."""
+"""Starts and stops the Flower processes of a federation on one machine. Each writes its own log file; all
+inherit one FLWR_HOME, by which they are found again, including children of children."""
 
 from __future__ import annotations
 
@@ -27,10 +26,9 @@ from holdfast.deploy.sockets import remove_left_over
 
 HOST = "127.0.0.1"
 LOST = 75
-"""The code of a SuperNode that has lost its server for good: Flower's own would go on without doing
-anything."""
+"""Exit code of a SuperNode that has lost its server: Flower's own would go on without doing anything."""
 _EVERYWHERE = ("0.0.0.0", "::", "")
-_QUIET = {  # nothing is sent to or fetched from the outside, by any process
+_QUIET = {  # no process sends anything to the outside or fetches anything
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -43,6 +41,8 @@ _QUIET = {  # nothing is sent to or fetched from the outside, by any process
 
 
 class Processes:
+    """The processes of one folder, by name."""
+
     def __init__(self, flower: Path, logs: Path, connection: str = "lo"):
         self.flower, self.logs, self.connection = Path(flower).absolute(), Path(logs).absolute(), connection
         self.started: dict[str, subprocess.Popen[bytes]] = {}
@@ -50,14 +50,13 @@ class Processes:
         self.ports: dict[str, int] = {}  # where a process listens for others of this machine
         self.held: int | None = None
         self.freeze_limit = FROZEN
-        self._signs: dict[
-            str, tuple[int, float]
-        ] = {}  # when a process gave its last sign of life, and when that was seen here
+        # When a process gave its last sign of life, and when that was seen here.
+        self._signs: dict[str, tuple[int, float]] = {}
         self._frozen: dict[str, subprocess.Popen[bytes]] = {}
 
     def claim(self, taken: str) -> None:
-        """Until `stop`, nobody else gets this folder: of two that begin in the same instant neither sees a
-        process of the other yet, and each would end those of both. `taken` is what the second is told."""
+        """Lock this folder until `stop`: of two that start at the same moment neither sees a process of the
+        other yet, and each would end those of both. `taken` is the error message for the second."""
         self.flower.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.held = lock(self.flower / "up.lock")
         if self.held is None:
@@ -65,7 +64,7 @@ class Processes:
         end = time.monotonic() + 10
         while _wake(self.alive()) and time.monotonic() < end:
             time.sleep(0.1)
-        if self.alive():  # left by one that was killed and could not stop them; they may be on their way out
+        if self.alive():  # left by a killed one; they may be ending
             self._release()
             raise RunError(taken)
         remove_left_over()
@@ -78,8 +77,8 @@ class Processes:
     def start(
         self, name: str, command: str, *arguments: str, module: bool = False
     ) -> subprocess.Popen[bytes]:
-        """A program that is installed beside this Python, or a module of it. What `extra` says of this name
-        is in its environment. What it writes is for its owner alone."""
+        """Start a program that is installed beside this Python, or a module of it. `extra` of this name is
+        added to its environment. Its files are readable by their owner only."""
         for folder in (self.logs, self.flower / "alive"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         program, sign = [sys.executable, "-m", command] if module else [binary(command)], self.sign(name)
@@ -102,16 +101,16 @@ class Processes:
         return process
 
     def sign(self, name: str) -> Path:
-        """The file by which a process shows that it is alive."""
+        """Return the file by which a process shows that it is alive."""
         return self.flower / "alive" / name
 
     def running(self) -> dict[str, Path]:
-        """The signs of all that have not ended."""
+        """Return the signs of all processes that have not ended."""
         return {name: self.sign(name) for name, process in self.started.items() if process.poll() is None}
 
     def end_frozen(self) -> None:
-        """End those that gave a sign of life and then none for `patience` seconds. These are seconds of this
-        process: a machine that slept, or a clock that was set, ends nobody."""
+        """End processes that gave a sign of life and then none for `freeze_limit` seconds. These are seconds
+        of this process: a machine that slept, or a changed clock, ends none."""
         for name, sign in self.running().items():
             given, now = _written(sign), time.monotonic()
             if given is None or self._signs.get(name, (None, 0.0))[0] != given:
@@ -121,6 +120,7 @@ class Processes:
                 _end(self.started[name])
 
     def how_it_ended(self, name: str) -> str:
+        """Return the end of a process as text."""
         process = self.started[name]
         if self._frozen.get(name) is process:
             return f"gave no sign of life for {self.freeze_limit:g} s"
@@ -129,13 +129,13 @@ class Processes:
         return f"stopped with code {process.returncode}"
 
     def end(self, name: str) -> None:
-        """End one of them, by force if it does not hear."""
+        """End one of them, by force if it does not react."""
         if process := self.started.pop(name, None):
             _end(process)
 
     def stop(self) -> None:
-        """End every process of this federation: those started here, and then whatever they have started and
-        left. Who presses Ctrl-C once more, because it takes seconds, must not leave half of them behind."""
+        """End every process of this federation: those started here, and then their remaining children. A
+        second Ctrl-C meanwhile must not leave half of them behind."""
         with _undisturbed():
             self._stop()
             remove_left_over()
@@ -164,17 +164,18 @@ class Processes:
                 time.sleep(0.1)
 
     def alive(self) -> list[int]:
+        """Return the ids of all processes of this folder."""
         mark = f"FLWR_HOME={self.flower}".encode()
         return [pid for pid, environment in _environments() if mark in environment.split(b"\0")]
 
     def check_alive(self, *names: str) -> None:
-        """These, or all."""
+        """Raise an error if one of these processes, or of all, has ended."""
         for name, process in self.started.items():
             if process.poll() is not None and (not names or name in names):
                 raise RunError(f"{name} stopped with code {process.returncode}; see {self.logs / name}.log")
 
     def wait_for_port(self, port: int, name: str, host: str = HOST, seconds: float = 120.0) -> None:
-        """Until this process answers; the others are not its business."""
+        """Wait until this process answers; the others are not checked."""
         end, reached = time.monotonic() + seconds, HOST if host in _EVERYWHERE else host
         while time.monotonic() < end:
             self.check_alive(name)
@@ -186,8 +187,8 @@ class Processes:
         raise RunError(f"the {name} does not answer on {reached}:{port} after {seconds:g} s; see {self.logs}")
 
     def environment(self) -> dict[str, str]:
-        """Ours first on both paths, so that Flower's children find the same programs and the same
-        holdfast."""
+        """Return the environment. Our folders come first on both paths, so Flower's children find the same
+        programs and the same holdfast."""
         paths = {
             "PATH": str(Path(sys.executable).parent),
             "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
@@ -199,7 +200,7 @@ class Processes:
         return {**inherited, **_QUIET, **joined, "FLWR_HOME": str(self.flower)}
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Flower's own command line, whose answer is JSON."""
+        """Run Flower's own command line, whose answer is JSON."""
         command = [binary("flwr"), *arguments, "--format", "json"]
         try:
             done = subprocess.run(
@@ -217,8 +218,8 @@ class Processes:
         return answer
 
     def finish(self, run: str, end: float, result: Path) -> tuple[str, str]:
-        """Wait for the end of a run: its status, and what Flower says of it. A question costs Flower's
-        command line a second of computing, so it is asked seldom, and at once when the run has written its
+        """Wait for the end of a run; return its status and Flower's details. Asking costs Flower's command
+        line a second of computing, so it is done seldom, and at once when the run has written its
         `result`."""
         seen = _written(result)
         while True:
@@ -234,19 +235,19 @@ class Processes:
                 seen = _written(result)
 
     def keep_log(self, run: str) -> None:
-        """What the ServerApp said; Flower has it in the SuperLink, which is about to stop."""
+        """Save the log of the ServerApp; Flower has it in the SuperLink, which is about to stop."""
         with open(self.logs / f"run-{run}.log", "wb", opener=_for_its_owner) as log:
             command = [binary("flwr"), "log", run, self.connection, "--show"]
             try:
                 subprocess.run(
                     command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT, timeout=120
                 )
-            except subprocess.TimeoutExpired:  # a SuperLink that is gone has nothing to tell
+            except subprocess.TimeoutExpired:  # the SuperLink has stopped
                 pass
 
 
 def write_app(folder: Path, settings: dict[str, Any]) -> Path:
-    """The app that Flower ships to the nodes: one file that names ours."""
+    """Write the app that Flower sends to the nodes: one file that names ours."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(
         _APP + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
@@ -267,6 +268,11 @@ clientapp = "holdfast.deploy.client_app:app"
 """
 
 
+def options(**values: object) -> list[str]:
+    """Return command-line options: `options(root_certificates="x")` is --root-certificates x."""
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
 def binary(name: str) -> str:
     path = Path(sys.executable).parent / name
     if not path.exists():
@@ -282,9 +288,8 @@ def _for_its_owner(path: str, flags: int) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    process.send_signal(
-        signal.SIGCONT
-    )  # who was stopped hears it only then; a SuperNode that can say goodbye is let in again at once
+    # A frozen process reacts only then; a SuperNode that deactivates itself can reconnect at once.
+    process.send_signal(signal.SIGCONT)
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
@@ -294,7 +299,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # no other thread is ever disturbed
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
         yield
         return
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -308,9 +313,8 @@ def _undisturbed() -> Iterator[None]:
 def in_use(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # what a program that has just stopped leaves is no hindrance
+        # Connections of a program that has just stopped do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
@@ -323,7 +327,7 @@ def in_use(host: str, port: int) -> bool:
 
 
 def _written(file: Path) -> int | None:
-    """When a file was last written, if it is there."""
+    """Return when a file was last written; None if it does not exist."""
     try:
         return file.stat().st_mtime_ns
     except FileNotFoundError:
@@ -345,8 +349,8 @@ def _environments() -> Iterator[tuple[int, bytes]]:
 
 
 def _wake(pids: list[int]) -> bool:
-    """Whether some of these were frozen when who started them was killed: they have been told to stop, and
-    hear it only awake."""
+    """Wake frozen processes of a killed parent, which were signalled to stop; return whether there were
+    any."""
     frozen = False
     for pid in pids:
         try:
@@ -362,11 +366,12 @@ _LIBC = ctypes.CDLL(None)  # loaded before any fork
 
 
 def _die_with_parent() -> None:
-    """Linux: when whoever started the federation is killed, and cannot stop it, the federation stops too."""
+    """Linux: when the process that started the federation is killed, the federation stops too."""
     signal_at_parents_death(signal.SIGTERM)
 
 
 def signal_at_parents_death(which: signal.Signals) -> None:
-    """Linux: in a new process, before its program begins."""
+    """Linux: have this signal sent when the parent dies. Call it in a new process before its program
+    begins."""
     if sys.platform == "linux":
         _LIBC.prctl(1, which)  # PR_SET_PDEATHSIG

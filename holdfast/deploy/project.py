@@ -42,13 +42,14 @@ from holdfast.deploy.privacy import PrivacySettings
 from holdfast.experiment.config import Config, Section
 
 _PRIVATE = 0o700
-"""Of the folders of server and nodes: also updates, logs and private models are nobody else's business."""
+"""Mode of the folders of server and nodes: updates, logs and private models are readable by their owner
+only."""
 
 
 class FederationSettings(Section):
     """federation.toml."""
 
-    name: str = setting("federation", "what it is called")
+    name: str = setting("federation", "name of the federation")
     address: str = setting(
         "127.0.0.1:8443", "where nodes reach the server: host:port of the fleet-only proxy"
     )
@@ -57,12 +58,12 @@ class FederationSettings(Section):
     join: float = setting(300.0, "seconds to wait for all clients at the start", ge=0)
     quorum: float = setting(
         0.5,
-        "share of those who are asked that must answer before a round goes on without the others",
+        "share of the clients asked that must answer before a round continues without the others",
         ge=0,
         le=1,
     )
     wait: float = setting(600.0, "seconds to wait for a quorum before the run stops", ge=0)
-    strikes: int = setting(3, "replies that fail a check until their sender is banned; 0: never", ge=0)
+    strikes: int = setting(3, "invalid replies after which their sender is banned; 0: never", ge=0)
     largest: int = setting(64_000_000, "bytes of one request through the proxy", gt=0)
     objects: int = setting(
         1000, "objects that one reply may consist of; a model travels in pieces of 5 MB", ge=100
@@ -102,14 +103,16 @@ class NodeSettings(Section):
         (), "this node's own copies of Python files whose parts the experiment names; the server sends none"
     )
     device: str = setting("cpu", "cpu, cuda, cuda:1, or auto: cuda where there is one")
-    privacy: PrivacySettings | None = setting(None, "clip and noise what leaves; none: it leaves as it is")
+    privacy: PrivacySettings | None = setting(None, "clip and noise what leaves; none: it is sent unchanged")
     resident: bool = setting(
-        True, "keep a process that has the data in memory; else every request starts from nothing"
+        True, "keep a process that has the data in memory; otherwise every request loads it"
     )
 
 
 @dataclass(frozen=True)
 class Project:
+    """A federation's folder on the server."""
+
     path: Path
     settings: FederationSettings
 
@@ -135,16 +138,17 @@ class Project:
 
     @property
     def server_public(self) -> Path:
-        """Of the key that signs orders and heads; every node has a copy, as server.pub."""
+        """The public half of the key that signs orders and heads; every node has a copy, as server.pub."""
         return self.server / "orders.pub"
 
     def ledger(self) -> Ledger:
         return Ledger(self.ledger_file)
 
     def ready_ledger(self) -> Ledger:
-        """The ledger, once it is known to be the newest; for whoever starts something or decides."""
+        """Return the ledger after checking that it is the newest; call it before starting or deciding
+        anything."""
         ledger = ready_ledger(self.ledger_file, self.run)
-        self.share_server_key(only_missing=True)  # in a federation from before the server had a key
+        self.share_server_key(only_missing=True)  # an older federation had no server key
         return ledger
 
     def share_server_key(self, only_missing: bool = False) -> None:
@@ -161,7 +165,7 @@ class Project:
         return plugin_files(self.path, self.settings.plugins)
 
     def check_experiment(self) -> Config:
-        """Whether a federation can play it, before anything is started."""
+        """Read the experiment; raise an error if a federation cannot run it."""
         from holdfast.deploy.node import federated
 
         for plugin in self.plugins:
@@ -170,7 +174,7 @@ class Project:
 
 
 def plugin_files(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Where the files that a folder's settings name lie."""
+    """Return the paths of the plug-ins that a folder's settings name."""
     return [folder / expand(name, "plugins") for name in names]
 
 
@@ -187,7 +191,7 @@ def open_node(path: Path) -> NodeSettings:
 _WRITTEN_BY = {
     "federation.toml": "`holdfast federation init DIR` writes a new federation",
     "node.toml": (
-        "bring the node's folder here as `holdfast federation init` or `enrol` wrote it, or start with"
+        "copy the node's folder here as `holdfast federation init` or `enrol` wrote it, or start with"
         " --server-only"
     ),
 }
@@ -215,8 +219,8 @@ def init(
     plugins: Sequence[Path] = (),
     node_keys: bool = True,
 ) -> Project:
-    """Write a whole federation; nothing that is there is overwritten. Plug-ins are copied: server and nodes
-    have their own. Without `node_keys` nobody is enrolled yet: every node makes its key itself."""
+    """Write a whole federation; existing files are not overwritten. Plug-ins are copied: server and nodes
+    have their own. Without `node_keys` no client is enrolled yet: every node makes its key itself."""
     from holdfast.deploy.node import expected, federated
 
     path = Path(path).absolute()
@@ -278,9 +282,9 @@ def init(
 
 
 def enrol(project: Project, client: int, public: str | None = None) -> None:
-    """A folder for a node, with a new key; or without a private one, where the node has made its key and
-    gives its public half. The server remembers the public half; a key that the client had before is worth
-    nothing from then on."""
+    """Write the folder of a node, with a new key; or without a private one, where the node has made its key
+    and sends the public half. The server keeps the public half; an earlier key of the client is rejected from
+    then on."""
     if client < 0:
         raise ConfigError(f"client {client}: clients are numbered from 0")
     ledger, folder = project.ready_ledger(), project.node(client)

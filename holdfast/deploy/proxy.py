@@ -1,11 +1,11 @@
-"""The only door to the outside: TLS, and nothing but what nodes with a key may say.
+"""The public port of a federation: TLS, and only the requests that nodes with a key may send.
 
-Flower's SuperLink has its fleet, control and runtime interfaces on one port, and the control interface asks
-nobody who he is: a stranger could register a key of his own, or start a run, which is code on all nodes. So
-the SuperLink listens on 127.0.0.1, and this forwards to it what SuperNodes call, and nothing else. Who sends
-a request is told from its headers, before anything of its body is read (proxy_keys.py); what the request may
-say is in fleet_rules.py, and how long a connection is borne in proxy_limits.py. What a node has done that no
-honest one does is noted with its key (refusals.py); strangers are counted."""
+Flower's SuperLink has its fleet, control and runtime interfaces on one port, and the control interface has no
+authentication: anybody could register a key, or start a run, which is code on all nodes. So the SuperLink
+listens on 127.0.0.1, and the proxy forwards to it what SuperNodes call, and nothing else. The sender of a
+request is known from its headers, before its body is read (proxy_keys.py); what a request may contain is in
+fleet_rules.py, and the limits of a connection are in proxy_limits.py. Offences are recorded with the key of
+the node (refusals.py); unauthenticated requests are counted."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from holdfast.deploy.proxy_limits import Limits, RefusalCounter
 from holdfast.deploy.proxy_server import Server
 from holdfast.deploy.refusals import Refusals
 
-_SMALL = 128_000  # bytes of a body that needs no place; one that keeps a node alive has a hundred
+_SMALL = 128_000  # bytes of a body that needs no slot; a heartbeat has a hundred
 _SLOTS = 16  # large bodies that are in memory at a time, of at most fleet_rules.LARGEST_OBJECT bytes
-_SLOTS_OF_ONE_NODE = 2  # of them, of one node: as many as a SuperNode sends at a time
-_SLOT_WAIT = 60.0  # seconds to wait for a place; then the node is asked to come again
+_SLOTS_OF_ONE_NODE = 2  # of them for one node: as many as a SuperNode sends at a time
+_SLOT_WAIT = 60.0  # seconds to wait for a slot; then the node has to try again
 _FILES = 65_536  # open files, two for each request
 _AWAY = (502, 503, 504)  # the SuperLink has not answered at all
 _UPSTREAM = 120.0  # seconds for an answer of the SuperLink
@@ -48,12 +48,12 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class Disconnected(Exception):
-    pass
+    """The node has closed the connection before the end of its request."""
 
 
 class Quota:
-    """How many bytes of replies each key may still send in this round. A round is over when `round`, the file
-    that a commit replaces, is another one. Counted is what the SuperLink took."""
+    """Counts the bytes of replies that each key sends in a round, as accepted by the SuperLink. A round ends
+    when a commit replaces the file `round`."""
 
     def __init__(self, most: int, round: Path | None):
         self.most, self.round = most, round
@@ -76,9 +76,8 @@ class Quota:
 
 
 class BodySlots:
-    """Only so many large bodies are in memory at a time, and only a few of one node's. Whoever waits is
-    served in turn, a node's own first among themselves, so that what one sends never stands before another's
-    for longer than its few places take."""
+    """Limits the large bodies in memory, in all and for one node. Waiting requests are served in turn, so the
+    requests of one node delay another only for as long as its few slots take."""
 
     def __init__(self) -> None:
         self.all = asyncio.Semaphore(_SLOTS)
@@ -99,7 +98,7 @@ class BodySlots:
                     own.release()
                     raise
         except TimeoutError:
-            raise Refused("waited for others' bodies; it may come again", "busy", 503) from None
+            raise Refused("waited too long for a slot; it may try again", "busy", 503) from None
         try:
             yield
         finally:
@@ -136,7 +135,7 @@ class Proxy:
             scope["path"],
             dict(reversed(scope["headers"])),
         )  # the first of several counts, as for the SuperLink
-        node = self.keys.who(headers)
+        node = self.keys.authenticate(headers)
         if node is None:
             self.counter.add("requests without a registered key")
             await _reject(send, path)
@@ -148,9 +147,9 @@ class Proxy:
             if no.kind != "busy":
                 self.refusals.record(node.fingerprint, no.kind, no.words, path, strike=no.offence)
             await _answer(send, no.status, no.words.encode())
-        except Disconnected:  # with half of what it wanted to say, which nobody should take for all of it
+        except Disconnected:  # an incomplete request is not forwarded
             return
-        except TimeoutError:  # a node sends again what ended without an answer, and gives up after one
+        except TimeoutError:  # a node retries after no answer, and gives up after an error
             self.counter.add("bodies that came too slowly")
             raise
         except httpx.HTTPError:
@@ -172,7 +171,7 @@ class Proxy:
         allowed = not pushes or self.quota.allows(node.fingerprint, size)
         async with self.slots.one(node, size if allowed else 0):
             body = await _body(receive, size, keep=allowed)
-            if not allowed:  # an honest node may get here, when rounds are repeated or the quota is small
+            if not allowed:  # possible for an honest node, when rounds are repeated or the quota is small
                 raise Refused("has sent all that federation.quota allows in a round", "quota", 413)
             request = self.rules.check(path, body, node)
             done = await self._forward(path, scope["headers"], body, request, node, send)
@@ -206,8 +205,8 @@ class Proxy:
 
 
 def _declared(headers: dict[bytes, bytes]) -> int:
-    """How many bytes the body has. Flower's nodes say so and send it as it is; nothing else is taken, so
-    nothing is ever unpacked."""
+    """Return the declared length of the body. Flower's nodes declare it and send the body unencoded; other
+    requests are refused, so nothing is ever unpacked."""
     if (
         b"content-encoding" in headers
         or b"transfer-encoding" in headers
@@ -218,8 +217,8 @@ def _declared(headers: dict[bytes, bytes]) -> int:
 
 
 async def _body(receive: Receive, size: int, keep: bool) -> bytes:
-    """What the node sends. One that is not kept is read all the same: a node that is still sending would not
-    hear the answer."""
+    """Read the body. One that is not kept is read all the same: a node that is still sending would not read
+    the answer."""
     parts, length, more = [], 0, True
     while more:
         message = await receive()
@@ -235,8 +234,8 @@ async def _body(receive: Receive, size: int, keep: bool) -> bytes:
 
 
 async def _reject(send: Send, path: str) -> None:
-    """Somebody without a key that is registered. A SuperNode says why it is refused only in the words of
-    these two errors of Flower's."""
+    """Reject an unauthenticated request. A SuperNode explains a refusal only for these two errors of
+    Flower."""
     disabled, failed = (
         ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED,
         ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED,
@@ -276,9 +275,9 @@ def main() -> None:
         parser.add_argument(name, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument(
-        "--registered", type=Path, required=True, help="the keys that are let in, as `up` writes them"
+        "--registered", type=Path, required=True, help="the registered keys, as `up` writes them"
     )
-    parser.add_argument("--refusals", type=Path, help="where to note what nodes do that no honest one does")
+    parser.add_argument("--refusals", type=Path, help="file for the offences of nodes")
     parser.add_argument(
         "--largest",
         type=int,
@@ -292,7 +291,10 @@ def main() -> None:
     parser.add_argument("--round", type=Path, help="the file that every committed round replaces")
     for limit in fields(Limits):
         parser.add_argument(
-            f"--{limit.name}", type=type(limit.default), default=limit.default, help="see proxy_limits.py"
+            f"--{limit.name.replace('_', '-')}",
+            type=type(limit.default),
+            default=limit.default,
+            help="see proxy_limits.py",
         )
     given = parser.parse_args()
     show_life()

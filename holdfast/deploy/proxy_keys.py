@@ -1,5 +1,6 @@
-"""Which node sends a request, told from its headers alone: Flower's nodes sign the time with their key. So a
-body is read only of a node whose key is registered, and whoever has none costs a look at his headers."""
+"""Identifies the node that sends a request by its headers alone: Flower's nodes sign the time with their key.
+So a body is read only for registered keys; an unauthenticated request costs only the parsing of its
+headers."""
 
 from __future__ import annotations
 
@@ -26,9 +27,11 @@ _LONGEST = 1000  # bytes of one of these headers: those of the largest curve hav
 
 @dataclass(frozen=True)
 class Node:
+    """A registered node."""
+
     fingerprint: str
     number: int
-    """Of the SuperLink."""
+    """Its id at the SuperLink."""
     key: bytes
     """As Flower writes it."""
     public: ec.EllipticCurvePublicKey
@@ -36,19 +39,19 @@ class Node:
 
 class Keys:
     """The keys that the SuperLink knows, from registered.json: {fingerprint: node, or "" for one that is no
-    longer welcome}. `up` replaces that file whenever it changes, so it is looked at before every request; a
-    node that was registered a moment ago is let in."""
+    longer admitted}. `up` replaces that file whenever it changes, so it is checked before every request, and
+    a new node is accepted at once."""
 
     def __init__(self, registered: Path):
         self.registered = registered
         self.seen: tuple[int, int] | None = None
         self.numbers: dict[str, int] = {}
-        self.read: dict[bytes, Node] = {}  # only registered keys, so nobody can make it grow
+        self.read: dict[bytes, Node] = {}  # registered keys only, so it is bounded
 
-    def who(self, headers: Mapping[bytes, bytes]) -> Node | None:
-        """None for a stranger: no key, an unknown or banned one, or a signature that is not good or not of
-        now."""
-        self._look()
+    def authenticate(self, headers: Mapping[bytes, bytes]) -> Node | None:
+        """Return the node; None without a key, for an unknown or banned key, or for a signature that is not
+        valid or not current."""
+        self._refresh()
         spelled = headers.get(_KEY, b"")
         node = self.read.get(spelled) or self._load(spelled)
         if node is None or not _signed_now(
@@ -57,7 +60,7 @@ class Keys:
             return None
         return node
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
             about = self.registered.stat()
             now: tuple[int, int] | None = (about.st_mtime_ns, about.st_ino)
@@ -67,7 +70,7 @@ class Keys:
             return
         try:
             known = (read_json(self.registered) or {}) if now is not None else {}
-        except RunError:  # unreadable: nobody is let in, and `up` says what is wrong
+        except RunError:  # unreadable: every node is rejected, and `up` reports the error
             known = {}
         self.numbers = {
             str(name): int(number)
@@ -94,7 +97,7 @@ class Keys:
 
 
 def _signed_now(key: ec.EllipticCurvePublicKey, time: bytes, signature: bytes) -> bool:
-    """As the SuperLink checks it, which does so again with the whole request."""
+    """Check the signature as the SuperLink does, which checks it again with the whole request."""
     try:
         if max(len(time), len(signature)) > _LONGEST:
             return False

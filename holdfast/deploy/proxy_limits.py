@@ -1,10 +1,9 @@
-"""How long and how much the proxy bears from a connection, and which connections it closes when there are too
-many.
+"""The limits of the proxy's connections, and which ones it closes when there are too many.
 
-Nodes come first: a connection on which nobody has proved to be a node is a stranger's. There is connections
-for some of them, in all and from one address; who comes when there is none takes the place of the oldest, so
-that silent ones cannot keep a node out. Several nodes may have one address, and nodes that have proved who
-they are do not count. One key has only so many connections, so that no node takes the others'."""
+Nodes come first. A connection is unauthenticated until a request on it is signed by a registered node. There
+may be some of these, in all and from one address; a new one beyond that replaces the oldest, so silent
+connections cannot keep a node out. Several nodes may share an address, and authenticated connections do not
+count. One key has only so many connections, so no node takes the others'."""
 
 from __future__ import annotations
 
@@ -15,49 +14,51 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-_OFTEN = 60.0  # seconds between two lines about strangers, so that nobody can fill the log
+_OFTEN = 60.0  # seconds between two log lines about refusals, which bounds the log
 
 
 @dataclass(frozen=True)
 class Limits:
+    """Time limits and numbers of connections."""
+
     handshake: float = 10.0
     """Seconds for the TLS handshake: three messages."""
     header: float = 10.0
     """Seconds for the headers of a request, from its first byte on; of the first request, from the handshake
     on."""
     idle: float = 75.0
-    """Seconds that a node's connection may rest: well beyond the 5 after which a sender drops it itself, so
-    that it never sends into a closing one."""
+    """Seconds that a node's connection may be idle: well beyond the 5 after which a sender drops it itself,
+    so it never sends into a closing one."""
     grace: float = 20.0
     """Seconds without a byte of a body or of a reply that is being read, and seconds after which its rate
     counts: a radio link that is lost for a moment must not end it."""
     rate: int = 16_000
-    """Bytes a second of a body, and of a reply that is read: a piece of 5 MB in five minutes."""
+    """Bytes per second of a body, and of a reply that is read: a piece of 5 MB in five minutes."""
     body: float = 240.0
-    """Seconds for a whole body: its headers are signed, and the signature is good for five minutes."""
-    strangers: int = 512
-    """Connections of strangers: each takes about 300 kB, so these take about 150 MB."""
-    address: int = 192
-    """Of them, from one address: forty nodes behind one, or of a trial on one machine, may each begin a few
-    at the same moment."""
-    node: int = 16
+    """Seconds for a whole body: its headers are signed, and the signature is valid for five minutes."""
+    unauthenticated: int = 512
+    """Unauthenticated connections: each takes about 300 kB, so these take about 150 MB."""
+    per_address: int = 192
+    """Of them, from one address: forty nodes behind one address, or in a trial on one machine, may each begin
+    a few at the same moment."""
+    per_node: int = 16
     """Connections of one node: a SuperNode has up to five."""
 
 
 class MinimumRate:
-    """Whether something goes on fast enough: after the grace, so many bytes for every second."""
+    """Checks the rate of a transfer: after the grace period, so many bytes for every second."""
 
     def __init__(self, limits: Limits, whole: float):
         self.limits, self.began, self.whole, self.bytes = limits, time.monotonic(), whole, 0
 
     def left(self) -> float:
-        """Seconds within which the next bytes must come."""
+        """Return the seconds within which the next bytes must come."""
         allowed = min(self.limits.grace + self.bytes / self.limits.rate, self.whole)
         return max(0.0, min(self.limits.grace, self.began + allowed - time.monotonic()))
 
 
 class Connection:
-    """What is known of one; `close` ends it at once."""
+    """The state of one connection; `close` ends it at once."""
 
     def __init__(self, host: str, close: Callable[[], None]):
         self.address, self.close = _network(host), close
@@ -67,48 +68,48 @@ class Connection:
 
 
 class Connections:
-    """All connections that there are."""
+    """All open connections."""
 
     def __init__(self, limits: Limits):
         self.limits = limits
-        self.strangers: dict[Connection, None] = {}  # the oldest first
+        self.unauthenticated: dict[Connection, None] = {}  # oldest first
         self.nodes: dict[str, dict[Connection, None]] = {}
 
     def add(self, new: Connection) -> bool:
-        """True where another one had to go."""
-        same = [one for one in self.strangers if one.address == new.address]
-        gone = None
-        if len(same) >= self.limits.address:
-            gone = same[0]
-        elif len(self.strangers) >= self.limits.strangers:  # of the address that has most of them
-            most = Counter(one.address for one in self.strangers).most_common(1)[0][0]
-            gone = next(one for one in self.strangers if one.address == most)
-        if gone is not None:
-            self._end(gone)
-        self.strangers[new] = None
-        return gone is not None
+        """Add a connection; return True if another one was closed for it."""
+        same = [one for one in self.unauthenticated if one.address == new.address]
+        closed = None
+        if len(same) >= self.limits.per_address:
+            closed = same[0]
+        elif len(self.unauthenticated) >= self.limits.unauthenticated:  # of the address that has most of them
+            most = Counter(one.address for one in self.unauthenticated).most_common(1)[0][0]
+            closed = next(one for one in self.unauthenticated if one.address == most)
+        if closed is not None:
+            self._end(closed)
+        self.unauthenticated[new] = None
+        return closed is not None
 
     def authenticate(self, connection: Connection, node: str) -> None:
-        """Somebody has proved on this connection to be this node."""
+        """Record that this connection belongs to this node."""
         if connection.node == node:
             return
         self.remove(connection)
         own = self.nodes.setdefault(node, {})
-        if len(own) >= self.limits.node:
+        if len(own) >= self.limits.per_node:
             self._end(min(own, key=lambda one: (one.busy, one.used)))
         connection.node = node
         self.nodes.setdefault(node, {})[connection] = None
 
     def remove(self, connection: Connection) -> None:
-        self.strangers.pop(connection, None)
+        self.unauthenticated.pop(connection, None)
         own = self.nodes.get(connection.node or "", {})
         own.pop(connection, None)
         if not own:
             self.nodes.pop(connection.node or "", None)
 
     def close_oldest(self) -> None:
-        """The system gives no more connections: the oldest stranger's goes."""
-        for oldest in list(self.strangers)[:1]:
+        """Close the oldest unauthenticated connection, when the system accepts no more."""
+        for oldest in list(self.unauthenticated)[:1]:
             self._end(oldest)
 
     def _end(self, connection: Connection) -> None:
@@ -117,7 +118,7 @@ class Connections:
 
 
 class RefusalCounter:
-    """What strangers do is counted, and said once in a while."""
+    """Counts refused connections and requests, and logs the counts at most once a minute."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -135,7 +136,7 @@ def _counted(counts: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def _network(host: str) -> str:
-    """An address, and of IPv6 the network of one customer, who has more addresses than anybody can count."""
+    """Return the address, or for IPv6 the network of one customer, who has many addresses."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

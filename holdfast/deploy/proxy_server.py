@@ -1,8 +1,8 @@
-"""The listening socket of the proxy: TLS and HTTP/1.1 for an ASGI app, with a time limit for everything that
-somebody else must do.
+"""The server of the proxy: TLS and HTTP/1.1 for an ASGI app, with a time limit for everything that the other
+side must do.
 
 `scope["extensions"]["node"]` is a function: the app calls it with a node's fingerprint as soon as it knows
-who sends a request."""
+the sender of a request."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ App = Callable[
 ]
 _HEADERS = 16_384  # bytes of all headers of a request
 _CHUNK = 131_072  # bytes that are read at a time; a connection that is not read holds twice as many
-_FAREWELL = (
-    1.0  # seconds for TLS to close, and to read what a sender still says who was answered before its end
-)
+_FAREWELL = 1.0  # seconds to close TLS, and to read the rest of a request that was answered before its end
 _UNREAD = 1_000_000  # bytes of that
 _LAST = 3.0  # seconds for requests in progress when the proxy is stopped
 _BACKLOG = 1024  # connections that wait to be accepted
 # bytes that the system keeps of a reply for one who does not read it; by itself it keeps eight times as many
 _UNSENT = 524_288
-_BREATH = 0.1  # seconds, when the system gives no more connections
+_PAUSE = 0.1  # seconds, when the system gives no more connections
 
 
 class ReplyTooSlow(Exception):
-    """The reply is not read, or too slowly."""
+    """The other side does not read the reply, or reads it too slowly."""
 
 
 class Server:
+    """Accepts connections and passes requests to the app."""
+
     def __init__(self, app: App, context: ssl.SSLContext, limits: Limits, counter: RefusalCounter):
         self.app, self.context, self.limits, self.counter = app, context, limits, counter
         self.connections = Connections(limits)
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, host: str, port: int) -> None:
-        """Until SIGTERM or SIGINT."""
+        """Serve until SIGTERM or SIGINT."""
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
@@ -67,7 +67,7 @@ class Server:
             listener.close()
         await self._finish()
         for task in done - {waiting}:
-            task.result()  # accepting never ends but by an error
+            task.result()  # accepting ends only by an error
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class Server:
                 accepted, peer = await loop.sock_accept(listener)
             except OSError:  # too many open files, or one that was gone before it was accepted
                 self.connections.close_oldest()
-                await asyncio.sleep(_BREATH)
+                await asyncio.sleep(_PAUSE)
                 continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
@@ -90,7 +90,7 @@ class Server:
 
     async def _finish(self) -> None:
         for one in [
-            *self.connections.strangers,
+            *self.connections.unauthenticated,
             *(one for own in list(self.connections.nodes.values()) for one in own),
         ]:
             if not one.busy:
@@ -129,25 +129,25 @@ class _ConnectionHandler:
                 ssl_shutdown_timeout=_FAREWELL,
             )
             self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
-            await self._converse()
+            await self._serve_requests()
             transport.close()
         except (asyncio.CancelledError, ReplyTooSlow):
             _abort(transport, self.accepted)
         except (TimeoutError, OSError, h11.ProtocolError) as error:  # ssl.SSLError is an OSError
             if self.connection.node is None and not isinstance(
                 error, ConnectionResetError
-            ):  # else he has left by himself
+            ):  # else the other side has left
                 self.server.counter.add("connections without a request")
             _abort(transport, self.accepted)
-        except Exception:  # a fault of ours: it costs this connection, and is said
+        except Exception:  # a fault of ours: it ends this connection and is logged
             self.server.counter.add("internal errors", traceback.format_exc())
             _abort(transport, self.accepted)
         finally:
             self.server.connections.remove(self.connection)
 
-    async def _converse(self) -> None:
-        rests = False  # nobody waits for a first request
-        while (request := await self._next_request(rests)) is not None:
+    async def _serve_requests(self) -> None:
+        idle = False  # whether the connection was idle before this request
+        while (request := await self._next_request(idle)) is not None:
             self.connection.busy = True
             exchange = _HttpExchange(self, request)
             await self.server.app(exchange.scope(), exchange.receive, exchange.send)
@@ -156,15 +156,15 @@ class _ConnectionHandler:
                 or self.http.our_state is not h11.DONE
                 or self.connection.node is None
             ):
-                await self._part()
+                await self._drain()
                 return
             self.http.start_next_cycle()
             self.connection.busy, self.connection.used = False, asyncio.get_running_loop().time()
-            rests = True
+            idle = True
 
-    async def _next_request(self, rests: bool) -> h11.Request | None:
-        """None when the other side has closed the connection."""
-        end = None if rests and not self.http.trailing_data[0] else self._clock() + self.limits.header
+    async def _next_request(self, idle: bool) -> h11.Request | None:
+        """Return the next request; None when the other side has closed the connection."""
+        end = None if idle and not self.http.trailing_data[0] else self._clock() + self.limits.header
         while True:
             event = self.http.next_event()
             if isinstance(event, h11.Request):
@@ -176,9 +176,9 @@ class _ConnectionHandler:
             end = end if end is not None else self._clock() + self.limits.header
             self.http.receive_data(data)
 
-    async def _part(self) -> None:
-        """A sender who is still speaking would lose the answer if the connection were reset, so he is heard a
-        little longer."""
+    async def _drain(self) -> None:
+        """Read a little of the rest: a sender that is still sending would lose the answer if the connection
+        were reset."""
         unread = 0
         try:
             async with asyncio.timeout(_FAREWELL):
@@ -218,7 +218,7 @@ class _HttpExchange:
         }
 
     async def receive(self) -> dict[str, Any]:
-        """A TimeoutError where the body comes too slowly."""
+        """Return the next part of the body; raise a TimeoutError if it comes too slowly."""
         if self.body is None:
             self.body = MinimumRate(self.handler.limits, self.handler.limits.body)
         try:
@@ -253,7 +253,7 @@ class _HttpExchange:
         await self._write(head + out)
 
     async def _write(self, out: bytes) -> None:
-        """Not more than a piece waits to be read by the other side."""
+        """Send bytes; wait until the other side has read enough of them."""
         if self.reply is None:
             self.reply = MinimumRate(self.handler.limits, float("inf"))
         self.handler.writer.write(out)
@@ -276,8 +276,8 @@ def _listen(host: str, port: int) -> list[socket.socket]:
 
 
 def _abort(transport: asyncio.Transport | None, accepted: socket.socket) -> None:
-    """At once, and what was written and not read is thrown away. Without a transport yet there is one in the
-    making, which has the socket's number: closing that here would close another's later."""
+    """Close at once and discard unread data. Without a transport one is being made, which has the socket's
+    number: closing that here could close another socket later."""
     try:
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if transport is None:

@@ -1,9 +1,9 @@
-"""What nodes with a key have done that no honest node does: noted by the proxy in server/refusals.jsonl, and
-carried by `up` into the ledger, where it is a strike.
+"""Refused requests of nodes with a key: the proxy writes them to server/refusals.jsonl, and `up` adds
+offences to the ledger as strikes.
 
-One JSON object a line: at, fingerprint, kind, what, path, round, strike. One line for each key, kind and
-round, however often it happens, and a second file when the first is full, so that nobody can fill the
-disk."""
+The file has one JSON object per line: at, fingerprint, kind, what, path, round, strike. There is one line for
+each key, kind and round, however often it happens, and a second file when the first is full, so its size is
+bounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BY = "proxy"
 
 
 class Refusals:
-    """The proxy's side. `head` is the file that every committed round replaces."""
+    """Writes the file, in the proxy. `head` is the file that every committed round replaces."""
 
     def __init__(self, file: Path | None, head: Path | None):
         self.file, self.head = file, head
@@ -66,7 +66,7 @@ class Refusals:
             file.write(line)
 
     def _round(self) -> int:
-        """The round that is being played."""
+        """Return the current round."""
         try:
             head = (read_json(self.head) or {}) if self.head is not None else {}
         except RunError:
@@ -75,14 +75,14 @@ class Refusals:
 
 
 class ProxyStrikes:
-    """The side of `up`."""
+    """Reads the file, in `up`."""
 
     def __init__(self, file: Path):
         self.file, self.at = file, 0
 
     def add_to(self, ledger: Ledger) -> None:
-        """New lines become strikes: one for each client, kind and round of a run, also when `up` or the proxy
-        are started again."""
+        """Add new lines to the ledger as strikes: one for each client, kind and round of a run, also when
+        `up` or the proxy are restarted."""
         lines = self._lines()
         if not lines:
             return

@@ -1,14 +1,14 @@
-"""One reply, fetched from the SuperLink piece by piece and bounded at every piece. Flower's own pull fetches
-whatever was announced and builds it before anybody can look: an array may name one chunk a thousand times, so
-that 5 MB become gigabytes.
+"""Fetches one reply from the SuperLink piece by piece, bounded at every piece. Flower's own pull fetches all
+that was announced and builds it before it can be checked: an array may name one chunk a thousand times, so 5
+MB become gigabytes.
 
-Here the envelope comes first: message, table of records and envelope are small or refused. What the envelope
-does not prove to be the receiver's is dropped. Then the payload is followed from record to record, each piece
-checked against its digest, until more pieces, more bytes or more levels come than the task's schema allows;
-and the arrays are put together only when their lengths are known.
+The envelope comes first: message, table of records and envelope are small or refused. A reply whose sender
+the envelope does not prove is dropped. Then the payload is fetched record by record, each piece checked
+against its digest, until there are more pieces, bytes or levels than the task's schema allows; arrays are
+built only when their lengths are known.
 
-This file and flower.py are the only ones that use what Flower keeps to itself (flwr 1.41: the runtime client
-of HttpGrid)."""
+This file, flower.py and object_children.py are the only ones that use private parts of Flower (here flwr
+1.41: the runtime client of HttpGrid)."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _CHUNK = "ArrayChunk"
 
 
 class Malformed(ValueError):
-    """What came over the wire is not what was agreed; the message says what is wrong."""
+    """A message does not have the agreed form; the text says what is wrong."""
 
 
 class NotProven(Exception):
-    """It cannot be shown who sent this; the message says why."""
+    """The sender of a reply cannot be proven; the text says why."""
 
 
 class NotThere(Exception):
@@ -53,18 +53,17 @@ class NeverComes(Exception):
 
 @dataclass(frozen=True)
 class ReplyLimits:
-    """What a reply may consist of: objects, bytes in all, and bytes of the arrays once they are put
-    together."""
+    """The limits of a reply: number of objects, and bytes in all, also of the arrays once they are built."""
 
     objects: int
     size: int
 
 
 class Source(Protocol):
-    """Where replies are; see `SuperLinkSource`."""
+    """Where replies are fetched from; see `SuperLinkSource`."""
 
-    def announced(self, letter: str) -> Any:
-        """What the SuperLink says of the reply to this message (flwr's Message proto); None before it is
+    def announced(self, message: str) -> Any:
+        """Return the announcement of the reply to this message (flwr's Message proto); None before it is
         there."""
         ...
 
@@ -79,13 +78,13 @@ class SuperLinkSource:
     def __init__(self, grid: Any):
         self.grid = grid
 
-    def announced(self, letter: str) -> Any:
-        """One letter at a time: the SuperLink forgets a reply when it hands it over, so an answer of its own
-        that is lost on the way costs that one reply. Messages that reply to nothing, or to something else,
-        may come along: they belong to nobody."""
-        said = self.grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[letter]))
+    def announced(self, message: str) -> Any:
+        """Ask for one message at a time: the SuperLink forgets a reply when it delivers it, so a lost answer
+        costs that one reply. Messages that reply to nothing, or to something else, may come too: they are
+        ignored."""
+        said = self.grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[message]))
         return next(
-            (message for message in said.messages_list if message.metadata.reply_to_message_id == letter),
+            (reply for reply in said.messages_list if reply.metadata.reply_to_message_id == message),
             None,
         )
 
@@ -109,12 +108,12 @@ class SuperLinkSource:
 
 
 Proof = Callable[[ConfigRecord, dict[str, str]], None]
-"""Given an envelope and the digests of the other records, raises NotProven unless they are the receiver's."""
+"""Raises NotProven unless envelope and digests of the other records are those of the expected sender."""
 
 
 @dataclass
 class Reply:
-    """A reply that was announced. `read` goes on where it stopped when a piece was not there."""
+    """A reply that was announced. `read` continues where it stopped when a piece was not there."""
 
     source: Source
     name: str
@@ -148,11 +147,11 @@ class Reply:
             made = inflate_object_from_contents(content, dict(self.pieces))
         except (NotThere, NeverComes, Malformed):
             raise
-        # Flower's parsers were not written for malice: they fail in many ways, and only the sender pays
+        # Flower's parsers fail in many ways on hostile input; that is a fault of the sender only
         except Exception as error:
             raise Malformed(f"unreadable reply ({_short(error)})") from None
         if not isinstance(made, RecordDict):
-            raise Malformed("the reply is no table of records")
+            raise Malformed("the reply is not a table of records")
         return made
 
     def _records(self) -> dict[str, str]:
@@ -186,8 +185,8 @@ class Reply:
             raise Malformed(f"the reply is nested more than {_LEVELS} levels deep")
 
     def _measure(self) -> None:
-        """Before memory is taken: how long the arrays will be. A chunk may stand in an array several times,
-        honestly where all is zero."""
+        """Check the lengths of the arrays before memory is taken. A chunk may be in an array several times,
+        for example where all is zero."""
         total = 0
         for name in [name for name in self.pieces if self._kind(name) == "Array"]:
             chunks = self._children(name)
@@ -203,7 +202,7 @@ class Reply:
             )
 
     def _piece(self, name: str) -> bytes:
-        """What is not a chunk is small; what is not its name's is nothing."""
+        """Fetch an object and check it: its digest is its name, and only a chunk may be large."""
         if name not in self.pieces:
             if not is_valid_sha256_hash(name):
                 raise Malformed("the reply names an object that has no digest for a name")

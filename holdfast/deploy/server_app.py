@@ -1,11 +1,10 @@
-"""The Flower ServerApp: drives the same experiment as the simulator, with a fleet of Flower nodes as its
-engine.
+"""The Flower ServerApp: drives the same experiment as the simulator, with Flower nodes as its clients.
 
 The run's settings (`[tool.flwr.app.config]` or `flwr run -c`): config, the experiment's TOML file; out, its
 run directory; deadline, seconds that clients have for a request; join, seconds to wait for clients at the
-start; quorum and wait, for how many it waits, and how long, when some are missing; ledger and strikes, where
-clients are known by their keys; plugins, files, one to a line. Every round is committed to `out`, so starting
-again with the same `out` goes on where the last server stopped."""
+start; quorum, wait and retry, for how many clients it waits, how long, and how often it asks again; ledger
+and strikes, where clients are known by their keys; plugins, files, one to a line. Every round is committed to
+`out`, so starting again with the same `out` continues where the last server stopped."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """A reason to stop is left beside the ledger, so that who follows the run can tell it from a ServerApp
-    that was killed."""
+    """Run the experiment. A reason to stop is written beside the ledger, so `up` can distinguish it from a
+    killed ServerApp."""
     settings = context.run_config
     try:
         serve(grid, settings)
@@ -52,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Play the experiment to its end and return its result."""
+    """Run the experiment to its end and return its result."""
     for plugin in filter(None, str(settings.get("plugins", "")).split("\n")):
         load_plugin(plugin)
     config, out = federated(str(settings["config"])), Path(str(settings["out"]))
@@ -78,8 +77,8 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _signed_messaging(grid: Grid, ledger: Ledger) -> Messaging:
-    """Where clients have keys, so has the server. A mark that an earlier start has left names whose reply it
-    was reading when it died."""
+    """Return messaging with the server's key. A mark left by an earlier start names the client whose reply it
+    was reading when it died: that goes into the ledger."""
     folder = ledger.path.parent
     mark, head = folder / "reading.json", folder / "ledger.head"
     if (left := read_json(mark)) is not None:

@@ -1,8 +1,8 @@
 """The head of a ledger as the server has signed it: how many entries there were, the hash of the last one,
 when, and the signature.
 
-`server/ledger.head` is the newest one. Whoever was shown one keeps it as a file and can hold it against the
-ledger later (`holdfast federation verify DIR --head FILE`)."""
+`server/ledger.head` is the newest one. Anybody who keeps one as a file can compare it with the ledger later
+(`holdfast federation verify DIR --head FILE`)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ SIGNED_HEAD, SIGNING_KEY, PUBLIC_KEY = "ledger.head", "orders.key", "orders.pub"
 
 @dataclass(frozen=True)
 class SignedHead:
+    """One signed head."""
+
     entries: int
     head: str
     at: str
@@ -53,7 +55,7 @@ class SignedHead:
 
     @staticmethod
     def parse(content: bytes) -> SignedHead:
-        """A ValueError where it is none."""
+        """Parse a file; raise a ValueError if it is not a signed head."""
         if len(content) > _LARGEST:
             raise ValueError(f"it is longer than the {_LARGEST:,} bytes that are read")
         table = parse_json(content)
@@ -73,7 +75,7 @@ class SignedHead:
 
 
 def read_signed_head(file: Path) -> SignedHead | None:
-    """None where there is no such file."""
+    """Read a signed head; return None if there is no such file."""
     try:
         return SignedHead.parse(read_whole(file, _LARGEST))
     except FileNotFoundError:

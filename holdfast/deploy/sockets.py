@@ -1,4 +1,4 @@
-"""Where the trainers of nodes listen: Unix sockets in a folder that only their owner can open."""
+"""The Unix sockets on which the trainers of nodes listen, in a folder that only their owner can open."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def _home() -> Path:
 
 
 def socket_of(folder: Path) -> Path:
-    """The socket of one node's trainer."""
+    """Return the path of the socket of one node's trainer."""
     home = _home()
     home.mkdir(mode=0o700, exist_ok=True)
     if not _is_ours(home):
         raise RunError(
-            f"{home} belongs to somebody else or is open to others; remove it, or set XDG_RUNTIME_DIR"
+            f"{home} belongs to another user or is open to others; remove it, or set XDG_RUNTIME_DIR"
         )
     return home / f"{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:20]}.sock"
 
 
 def _is_ours(home: Path) -> bool:
-    """A link that somebody else has put there does not count, wherever it leads."""
+    """Return whether the folder belongs to this user and is closed to others; a link does not count."""
     about = home.lstat()
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o077
 
 
 def listen(path: Path) -> socket.socket:
-    """Under its name a socket listens from the first moment, so that one which refuses is left over and may
-    be removed."""
+    """Return a listening socket. It gets its name only when it listens, so a socket that refuses connections
+    is left over and may be removed."""
     listener, bound = socket.socket(socket.AF_UNIX), path.with_suffix(f".{os.getpid()}")
     bound.unlink(missing_ok=True)
     before = os.umask(0o177)
@@ -51,13 +51,13 @@ def listen(path: Path) -> socket.socket:
 
 
 def remove_left_over() -> None:
-    """Sockets of trainers that were killed: nobody listens there any more."""
+    """Remove the sockets of killed trainers, on which no process listens."""
     home = _home()
     if not home.exists() or not _is_ours(home):
         return
     for path in home.glob("*.sock"):
         with socket.socket(socket.AF_UNIX) as line:
-            line.setblocking(False)  # one that is busy is there
+            line.setblocking(False)  # a busy one is in use
             try:
                 line.connect(str(path))
             except ConnectionRefusedError:

@@ -1,5 +1,5 @@
-"""A process on the node that stays: it has torch, the config and the data in memory, so that a round costs
-seconds and not an import each.
+"""The resident trainer of a node: it keeps torch, the config and the data in memory, so a round does not
+begin with an import.
 
     python -m holdfast.deploy.trainer --socket PATH
 
@@ -38,7 +38,7 @@ _IDLE = (
 def ask(
     path: str, content: RecordDict, node: Mapping[str, Any], run: Mapping[str, Any], attempt: str
 ) -> RecordDict | None:
-    """The trainer's answer; None where none listens. What the trainer could not do is an error here."""
+    """Return the trainer's answer; None if none listens. An error of the trainer is raised here."""
     if not path:
         return None
     with socket.socket(socket.AF_UNIX) as line:
@@ -54,7 +54,7 @@ def ask(
 
 
 def serve(path: Path) -> None:
-    """Answer one request after the other, for ever; the socket goes with the process."""
+    """Answer one request after the other, for ever; the socket is removed with the process."""
     from holdfast.deploy.node_worker import NodeWorker
 
     worker = NodeWorker()
@@ -65,10 +65,11 @@ def serve(path: Path) -> None:
                 with line:
                     line.settimeout(_IDLE)
                     try:
-                        if line.recv(1, socket.MSG_PEEK):  # else somebody only looked whether anybody listens
+                        # else it was only a check whether a trainer listens
+                        if line.recv(1, socket.MSG_PEEK):
                             _answer(line, worker)
-                    except (OSError, ValueError) as error:  # the asker is gone, or is no ClientApp
-                        print(f"a request came to nothing: {error}", file=sys.stderr, flush=True)
+                    except (OSError, ValueError) as error:  # the ClientApp is gone, or it is another program
+                        print(f"a request failed: {error}", file=sys.stderr, flush=True)
         finally:
             path.unlink(missing_ok=True)
 
@@ -77,7 +78,7 @@ def _answer(line: socket.socket, worker: Any) -> None:
     said, content = _receive(line)
     try:
         reply, outcome = worker.perform(content, said["node"], said["run"], str(said["attempt"])), {}
-    except Exception as error:  # whatever it is, the server is told, and the next request is answered
+    except Exception as error:  # the server gets any error, and the next request is answered
         traceback.print_exc()
         worker.node = None
         reply, outcome = RecordDict(), {"error": f"{type(error).__name__}: {error}"}
@@ -108,8 +109,8 @@ def _plain(value: Any) -> Any:
 
 
 def _receive(line: socket.socket) -> tuple[dict[str, Any], RecordDict]:
-    """A frame. What is not one is a ValueError: whoever can open the socket can write to it, and the trainer
-    must outlive that."""
+    """Read a frame; raise a ValueError if it is not one. Any program that can open the socket can write to
+    it, and the trainer must survive that."""
     long, rest = struct.unpack("<QQ", _exactly(line, 16))
     if long > _INDEX or rest > _MOST:
         raise ValueError(f"a frame with an index of {long} bytes and {rest} bytes of arrays")
@@ -126,8 +127,7 @@ def _receive(line: socket.socket) -> tuple[dict[str, Any], RecordDict]:
 
 
 def _sizes(records: Mapping[str, Any]) -> Iterator[int]:
-    """Bytes of every array that an index lists, once it is known to list arrays in the way that `_send`
-    does."""
+    """Check the index of a frame and yield the bytes of every array in it."""
     for record in records.values():
         if not isinstance(record, dict) or not isinstance(record.get("config", {}), dict):
             raise ValueError("a record of a frame is neither settings nor arrays")
@@ -160,12 +160,12 @@ def _record(line: socket.socket, record: Mapping[str, Any]) -> ConfigRecord | Ar
 
 
 def _exactly(line: socket.socket, size: int) -> bytes:
-    """So many bytes. Memory is taken as they come: a size is only a claim."""
+    """Read so many bytes. Memory is taken as they come: a size is only a claim."""
     data = bytearray()
     while len(data) < size:
         more = line.recv(min(size - len(data), _PIECE))
         if not more:
-            raise ValueError("the line was cut")
+            raise ValueError("the connection was closed")
         data += more
     return bytes(data)
 

@@ -1,12 +1,12 @@
-"""What travels between the server and one client, as Flower records. Flower checks nothing of it: names,
+"""The messages between the server and one client, as Flower records. Flower does not check them: names,
 sizes, shapes and values are the sender's claims. So everything is checked here before it is used, nothing is
-unpickled, and memory is asked for only after the length of what came is known to be right.
+unpickled, and memory is taken only after the length was checked.
 
     request   header: what is asked, and when          bank: this client's models [m, size]          extra:
               its row of further tensors
     reply     fields: one array per field of the task's schema
 
-Beside these stands the record `post`, which is the envelope (envelope.py)."""
+The record `post` is the envelope (envelope.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Header:
-    """What a client is asked and where the run stands. `run` names the run over restarts of the server;
+    """What a client is asked, and the state of the run. `run` names the run over restarts of the server;
     `world` is a digest of what both sides must agree on; `committed` is the round that can no longer be
     replayed."""
 
@@ -70,13 +70,13 @@ class Header:
         ):
             raise Malformed(
                 f"round {self.round}, step {self.step}, committed {self.committed}, threads {self.threads}"
-                " make no sense"
+                " are not possible"
             )
 
 
 def pack_exchange(exchange: Exchange, place: int, header: Header) -> RecordDict:
-    """What the client at this place of the exchange receives: its own models, each once, and its own row of
-    the extra tensors."""
+    """Return what the client at this place of the exchange receives: its own models, each once, and its own
+    row of the extra tensors."""
     wanted, pick = torch.unique(exchange.pick[place], return_inverse=True)
     none = int((wanted < 0).sum())  # -1, where no model is sent, sorts first and so stays -1
     bank = exchange.bank[wanted[none:]]
@@ -105,20 +105,19 @@ def read_header(content: RecordDict) -> Header:
 def read_exchange(
     content: RecordDict, header: Header, client: int, size: int, dtype: torch.dtype
 ) -> Exchange:
-    """The request to one client, whose models have `size` numbers."""
+    """Read the request to one client, whose models have `size` numbers."""
     pick = _places(config_record(content, "header")["pick"])
     models = max(pick, default=-1) + 1
     sent = _arrays(content, "bank")
     expect_names("bank", set(sent), {"bank"} if models else set())
-    # A client that is sent no model still needs a bank to point into; what stands there is never used.
+    # A client that is sent no model still needs a bank to point into; its values are never used.
     bank = (
         _tensor("bank", sent["bank"], (models, size), dtype)
         if models
         else torch.zeros(min(1, len(pick)), size, dtype=dtype)
     )
-    if not bool(
-        torch.isfinite(bank).all()
-    ):  # it would spoil the private models that are pulled to it, for good
+    # It would spoil the private models that are pulled to it, permanently.
+    if not bool(torch.isfinite(bank).all()):
         raise Malformed("the model sent is not finite")
     extra = {
         name: _tensor(f"extra.{in_print(name[:40])}", array)
@@ -133,7 +132,7 @@ def read_exchange(
 
 
 def _places(pick: object) -> list[int]:
-    """-1 stands for no model."""
+    """Read a list of places; -1 means no model."""
     places = [p for p in pick if type(p) is int and p >= -1] if isinstance(pick, list) else None
     if places is None or places != pick:
         raise Malformed("header.pick is not a list of places")
@@ -141,13 +140,13 @@ def _places(pick: object) -> list[int]:
 
 
 def pack_fields(sent: Mapping[str, Tensor]) -> RecordDict:
-    """A client's reply; every tensor has one row."""
+    """Return a client's reply; every tensor has one row."""
     return RecordDict({"fields": ArrayRecord({name: _array(value[0]) for name, value in sent.items()})})
 
 
 def read_fields(content: RecordDict, schema: Schema, dtype: torch.dtype) -> dict[str, Tensor]:
-    """One client's reply as tensors with one row. Names, sizes, dtypes and shapes are right afterwards;
-    values are for the screen."""
+    """Return one client's reply as tensors with one row. Names, sizes, dtypes and shapes are checked; values
+    are checked by the screen."""
     expect_names("records", set(content), {"fields", ENVELOPE})
     sent = _arrays(content, "fields")
     expect_names("fields", set(sent), set(schema))
@@ -158,8 +157,8 @@ def read_fields(content: RecordDict, schema: Schema, dtype: torch.dtype) -> dict
 
 
 def limits_of(schema: Schema, dtype: torch.dtype) -> ReplyLimits:
-    """What an honest reply to a task has: message, records, envelope and table of fields; and for each field
-    an array of chunks. A few objects more are read, so that a mistake can be named."""
+    """Return the limits of an honest reply to a task: message, records, envelope and table of fields, and for
+    each field an array of chunks. A few more objects are read, so a mistake can be named."""
     sizes = [_bytes(field.shape, field.dtype or dtype) + _HEADER_ROOM for field in schema.values()]
     objects = sum(2 + size // _CHUNK for size in sizes)
     return ReplyLimits(20 + objects, _ENVELOPE_ROOM + sum(sizes) + _HEADER_ROOM * objects)
@@ -172,8 +171,8 @@ def _array(value: Tensor) -> Array:
 def _tensor(
     name: str, array: Array, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Decode an array. `array.shape` and `array.dtype` are claims and are not looked at. Where the shape is
-    known beforehand, nothing longer than it allows is even parsed."""
+    """Decode an array. `array.shape` and `array.dtype` are claims and are not used. Where the shape is known
+    beforehand, nothing longer is parsed."""
     data = array.data
     if shape is not None and dtype is not None and len(data) > _bytes(shape, dtype) + _HEADER_ROOM:
         raise Malformed(f"{name} has {len(data)} bytes, expected about {_bytes(shape, dtype)}")
@@ -182,7 +181,7 @@ def _tensor(
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("another version of the format")
         real, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER_ROOM)
-    # numpy's parser was not written for malice: it stumbles in many ways, and must cost only the sender
+    # numpy's parser fails in many ways on hostile input; that is a fault of the sender only
     except Exception as error:
         raise Malformed(
             f"{name} is not a readable array ({type(error).__name__}: {in_print(str(error)[:80])})"
@@ -204,7 +203,7 @@ def _tensor(
 
 
 def _is_shape(sizes: tuple[int, ...]) -> bool:
-    """One that NumPy and torch can have; an array without values may claim any others."""
+    """Return whether NumPy and torch can have this shape; an array without values may claim any other."""
     return (
         len(sizes) <= 32
         and all(type(size) is int and 0 <= size < 2**48 for size in sizes)

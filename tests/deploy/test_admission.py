@@ -73,7 +73,9 @@ def test_nobody_waits_for_one_who_has_left(tmp_path: Path) -> None:
                 world.ledger.append("leave", client)
         return reply
 
-    with pytest.raises(RunError, match="round 2, evaluate: everybody has left or is banned; enrol somebody"):
+    with pytest.raises(
+        RunError, match="round 2, evaluate: all clients have left or are banned; enrol somebody"
+    ):
         world.run(leave)
     assert [entry.what["took_part"] for entry in world.ledger.of("round")] == [[0, 2]] and world.ledger.of(
         "wait", "strike"

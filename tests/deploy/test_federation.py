@@ -398,7 +398,7 @@ def test_a_client_that_is_not_evaluated_is_missing_there_too(tmp_path: Path) -> 
         ("update", float("nan"), "update is not finite"),
         ("count", -1.0, "count is below 0"),
         ("update", 1e9, "update is longer than 100"),
-        ("count", 10.5, "count is no whole number"),
+        ("count", 10.5, "count is not a whole number"),
         ("loss", -1.0, "loss is below 0"),
         ("loss", float("inf"), "loss is not finite"),
         ("update", None, "update has shape"),
@@ -448,10 +448,10 @@ def test_a_federation_has_a_cap_unless_it_is_set(train: str, refused: dict[str, 
         ("total", 1e9, "is above {most}"),
         ("global/auc", 7.0, "is above 1"),
         ("global/auc", float("nan"), "is not finite"),
-        ("global/correct", 1e6, "is no number of samples"),
-        ("global/correct", 0.5, "is no number of samples"),
-        ("global/loss", float("nan"), "is no loss"),
-        ("global/loss", -1.0, "is no loss"),
+        ("global/correct", 1e6, "is not a number of samples"),
+        ("global/correct", 0.5, "is not a number of samples"),
+        ("global/loss", float("nan"), "is not a loss"),
+        ("global/loss", -1.0, "is not a loss"),
     ],
 )
 def test_a_lying_measurement_is_refused(field: str, value: float, reason: str, tmp_path: Path) -> None:
@@ -504,7 +504,7 @@ def test_counts_of_several_things_are_whole_too_and_nobody_is_no_problem() -> No
         {"count": torch.tensor([3.0, 3.0]), "held": torch.tensor([[1.0, 2.0], [2.5, 0.5]])},
     )
     found = _screened(up, schema, {1: "silent"}, "train", None)
-    assert found.ids.tolist() == [4] and found.refused == {1: "silent", 7: "held is no whole number"}
+    assert found.ids.tolist() == [4] and found.refused == {1: "silent", 7: "held is not a whole number"}
     assert len(_screened(empty_uplink(schema, torch.float32), schema, {}, "train", None)) == 0
 
 

@@ -115,7 +115,7 @@ def test_a_frozen_node_is_started_again(tmp_path: Path) -> None:
     _, said = run_federation(project, disturb=after_each_round(freeze("node1"), freeze("trainer0")))
     assert_same_model(project, tmp_path)
     for name in ("node1", "trainer0"):
-        assert f"{name} gave no sign of life for 15 s and is started again" in said
+        assert f"{name} gave no sign of life for 15 s and is restarted" in said
     assert not [client for client in range(2) if socket_of(project.node(client)).exists()]
 
 
@@ -259,7 +259,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(
     with pytest.raises(RunError) as stopped:
         run_federation(project, disturb=after_each_round(fill))
     assert f"the disk that holds {project.server} is full" in str(stopped.value)
-    assert f"then `holdfast federation resume {project.path}` goes on" in str(
+    assert f"then `holdfast federation resume {project.path}` continues it" in str(
         stopped.value
     ) and "\n" not in str(stopped.value)
     filler.unlink()

@@ -142,7 +142,7 @@ def test_stopping_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_node_runs_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Processes, "alive", lambda self: [17])
-    with pytest.raises(RunError, match="client 1 is up already"):
+    with pytest.raises(RunError, match="client 1 is running already"):
         keep_node(project.node(1), lambda line: None)
 
 
@@ -163,7 +163,7 @@ def test_of_two_ups_in_the_same_instant_one_is_told(
 
     def start(self: RunningFederation) -> None:
         if self is first:
-            with pytest.raises(RunError, match="this federation is up already"):
+            with pytest.raises(RunError, match="this federation is running already"):
                 second.__enter__()
         sleeper(self.processes)
 
@@ -189,7 +189,7 @@ def test_of_two_nodes_in_the_same_instant_one_is_told(
             monkeypatch.setattr(
                 Processes, "alive", lambda self: []
             )  # as if the other had looked a moment ago
-            with pytest.raises(RunError, match="client 1 is up already"):
+            with pytest.raises(RunError, match="client 1 is running already"):
                 keep_node(folder, lambda line: None)
             assert processes.started["superlink"].poll() is None
         raise KeyboardInterrupt
@@ -256,12 +256,12 @@ def test_what_dies_again_and_again_is_not_started_for_ever(
     monkeypatch.setattr("holdfast.deploy.up.time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(up, "_start_superexec", lambda: starts.append(clock[0]))
     with (
-        pytest.raises(RunError, match="superexec has stopped 6 times in a row, with code 1")
+        pytest.raises(RunError, match="superexec stopped 6 times in a row, with code 1")
         if started < 20
         else nullcontext()
     ):
         for _ in range(20):
-            up._mend()
+            up._restart_processes()
             clock[0] += every
     assert len(starts) == started
 
@@ -330,7 +330,7 @@ def test_who_cannot_reach_the_server_is_said_once(tmp_path: Path) -> None:
             12e6,
             (
                 "the disk that holds .* is full .12 MB left.; free some space, then `holdfast "
-                "federation up .* goes on .what failed: superexec stopped with code 1"
+                "federation up .* continues it .what failed: superexec stopped with code 1"
             ),
         ),
         (12e9, None),
@@ -345,7 +345,7 @@ def test_a_part_that_stops_on_a_full_disk(
     up.processes.started["superexec"].wait()
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
     monkeypatch.setattr(up, "_start_superexec", lambda: starts.append(1))
-    monkeypatch.setattr(up, "_run", lambda timeout: up._mend())
+    monkeypatch.setattr(up, "_run", lambda timeout: up._restart_processes())
     with pytest.raises(RunError, match=words) if words else nullcontext():
         up.run()
     assert starts == ([] if words else [1])
@@ -374,8 +374,8 @@ def test_a_node_says_what_happened_and_is_started_again(
     )
     with pytest.raises(KeyboardInterrupt):
         keep_node(project.node(1), said.append)
-    assert said[1] == "node1 lost its connection to the server; it is started again in 10 s"
-    assert said[2] == "node1 stopped with code 1; it is started again in 20 s"
+    assert said[1] == "node1 lost its connection to the server; it is restarted in 10 s"
+    assert said[2] == "node1 stopped with code 1; it is restarted in 20 s"
     assert said[3] == f"the disk that holds {project.node(1)} is full (12 MB left); free some space"
 
 

@@ -147,11 +147,11 @@ def test_the_operators_commands(
     assert (
         told[1]["state"] == "banned"
         and told[1]["why"] == "its disk was stolen"
-        and told[0]["state"] == "welcome"
+        and told[0]["state"] == "active"
     )
     assert json.loads(ask("status", ward, "--json")[1])["banned"] == {"1": "its disk was stolen"}
     assert ask("unban", ward, 1)[0] == 0 and ask("enrol", ward, 1)[0] == 0 and ask("leave", ward, 0)[0] == 0
-    assert {row["state"] for row in json.loads(ask("clients", ward, "--json")[1])} == {"left", "welcome"}
+    assert {row["state"] for row in json.loads(ask("clients", ward, "--json")[1])} == {"left", "active"}
     for args, said in {
         ("init", ward, "--clients", 2): "is not empty",
         ("ban", ward, 7): "there is no client 7",

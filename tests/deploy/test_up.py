@@ -188,7 +188,7 @@ def test_the_whole_way_of_an_operator(tmp_path: Path) -> None:
     experiment.write_text(EXPERIMENT.format(clients=2, rounds=1, method="ditto"))
     holdfast("init", str(ward), "--clients", "2", "--port", str(free_port()), "--experiment", str(experiment))
     assert "finished: accuracy" in holdfast("up", str(ward))
-    assert "finished" in holdfast("status", str(ward)) and "welcome" in holdfast("clients", str(ward))
+    assert "finished" in holdfast("status", str(ward)) and "active" in holdfast("clients", str(ward))
     holdfast("export", str(ward), str(tmp_path / "mine.safetensors"), "--node", str(ward / "nodes" / "1"))
     holdfast("export", str(ward), str(tmp_path / "global.safetensors"))
     mine, shared = read_tensors(tmp_path / "mine.safetensors"), read_tensors(tmp_path / "global.safetensors")
