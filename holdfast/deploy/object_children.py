@@ -7,7 +7,7 @@ next order would be refused and the run would stop. With this change the server,
 earlier announcements of its objects. A later announcement by a node is refused, as in Flower.
 
 Needed for flwr 1.41 (SqlObjectStore.preregister, and the handler of the ServerApp's messages). Its test is
-test_a_lie_about_the_servers_objects_does_not_stop_the_server in tests/deploy/test_flower.py."""
+test_a_false_claim_about_the_servers_objects_does_not_stop_the_server in tests/deploy/test_flower.py."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_a_variable_that_makes_no_sense_does_not_end_a_command(
 
 
 @pytest.mark.parametrize("value", ["~nobody/x", "/dev/null", "x" * 5000, "/nowhere"])
-def test_a_folder_of_data_that_is_none_is_one_line(
+def test_an_unusable_data_folder_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
 ) -> None:
     monkeypatch.setenv("HOLDFAST_DATA", value)

@@ -130,7 +130,7 @@ def test_a_line_that_is_no_entry_is_one_line(tmp_path: Path, line: bytes) -> Non
     (tmp_path / "l.jsonl").write_bytes(line + b"\n")
     with pytest.raises(RunError) as error:
         Ledger(tmp_path / "l.jsonl")
-    one_line(error.value, "l.jsonl is damaged: line 1 is no entry")
+    one_line(error.value, "l.jsonl is damaged: line 1 is not an entry")
 
 
 @pytest.mark.parametrize("content", ENTRIES.values(), ids=ENTRIES)
@@ -138,10 +138,10 @@ def test_an_entry_with_other_content_is_one_line(tmp_path: Path, content: dict[s
     (tmp_path / "l.jsonl").write_bytes(chained({"kind": "start"}, content))
     with pytest.raises(RunError) as error:
         Ledger(tmp_path / "l.jsonl")
-    one_line(error.value, "l.jsonl is damaged: line 2 is no entry")
+    one_line(error.value, "l.jsonl is damaged: line 2 is not an entry")
 
 
-def test_an_enrolment_with_a_key_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_an_enrolment_with_an_invalid_key_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "l.jsonl").write_bytes(
         chained({"kind": "start"}, {"kind": "enrol", "client": 1, "what": {"key": "ssh-rsa A"}})
     )
@@ -194,7 +194,7 @@ ENTRY = st.fixed_dictionaries(
 
 @QUICK
 @given(st.lists(ENTRY, max_size=3), st.binary(max_size=20))
-def test_no_ledger_is_a_traceback(
+def test_any_ledger_is_read_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, contents: list[dict[str, Any]], rest: bytes
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "any"
@@ -256,7 +256,7 @@ def test_an_account_that_cannot_be_read_is_one_line_and_never_nothing_spent(
         VALUE | st.lists(st.lists(VALUE, min_size=2, max_size=2), max_size=2),
     )
 )
-def test_no_account_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, content: Any) -> None:
+def test_any_account_is_read_or_one_line(tmp_path_factory: pytest.TempPathFactory, content: Any) -> None:
     folder = tmp_path_factory.getbasetemp()
     (folder / "privacy.json").write_text(json.dumps(content))
     try:
@@ -293,7 +293,7 @@ def test_a_node_key_of_another_kind_is_one_line(tmp_path: Path, content: bytes) 
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(ConfigError) as error:
         public_of(tmp_path / "key")
-    one_line(error.value, "key is no private key")
+    one_line(error.value, "key is not a ", " private key")
 
 
 def test_a_node_key_of_the_right_kind_is_read(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("key", PUBLIC.values(), ids=PUBLIC)
-def test_a_public_key_of_another_kind_is_nobodys(key: bytes) -> None:
+def test_a_public_key_of_another_kind_belongs_to_no_client(key: bytes) -> None:
     with pytest.raises(ConfigError) as error:
         fingerprint_of(key)
     one_line(error.value, "not a public key")
@@ -338,16 +338,16 @@ def test_an_authority_whose_key_is_of_another_kind_is_one_line(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("read", [expires, hosts_of])
-def test_a_certificate_that_is_none_is_one_line(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+def test_an_invalid_certificate_is_one_line(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     for content in (None, b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
         if content is not None:
             (tmp_path / "server.pem").write_bytes(content)
         with pytest.raises(ConfigError) as error:
             read(tmp_path / "server.pem")
-        one_line(error.value, "server.pem is no certificate")
+        one_line(error.value, "server.pem is not a readable certificate")
 
 
 def test_a_certificate_that_names_no_hosts_is_one_line(tmp_path: Path) -> None:
     make_authority(tmp_path, "x")
-    with pytest.raises(ConfigError, match="ca.pem is no certificate of a server"):
+    with pytest.raises(ConfigError, match="ca.pem is not a certificate of a server"):
         hosts_of(tmp_path / "ca.pem")

@@ -265,7 +265,7 @@ def test_an_availability_that_cannot_be_used_is_one_line(tmp_path: Path, content
 @pytest.mark.parametrize(
     "name", ["head.json", "parts/000002.json", "result.json", "manifest.json", "rows/fields.json"]
 )
-def test_no_single_broken_value_of_a_run_directory_is_a_traceback(run: Path, name: str) -> None:
+def test_any_broken_value_of_a_run_directory_is_one_line(run: Path, name: str) -> None:
     good = json.loads((run / name).read_text())
 
     @QUICK
@@ -282,7 +282,9 @@ def test_no_single_broken_value_of_a_run_directory_is_a_traceback(run: Path, nam
 
 @QUICK
 @given(st.binary(max_size=40))
-def test_no_bytes_are_a_traceback_as_json(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_bytes_are_read_as_json_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     file = tmp_path_factory.getbasetemp() / "any.json"
     for whole in (content, b'{"a": ' + content + b"}"):
         file.write_bytes(whole)
@@ -294,7 +296,7 @@ def test_no_bytes_are_a_traceback_as_json(tmp_path_factory: pytest.TempPathFacto
 
 @QUICK
 @given(st.lists(st.tuples(st.integers(0, 199), st.integers(0, 255)), max_size=4), st.integers(0, 300))
-def test_no_bytes_are_a_traceback_as_tensors(
+def test_any_bytes_are_read_as_tensors_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], kept: int
 ) -> None:
     content = bytearray(save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([True])}))
@@ -370,7 +372,7 @@ TOML = st.one_of(
 
 @QUICK
 @given(TOML)
-def test_no_toml_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_toml_is_read_or_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any.toml"
     file.write_bytes(content)
     try:

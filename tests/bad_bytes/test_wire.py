@@ -155,7 +155,7 @@ def test_an_array_that_claims_what_cannot_be_is_malformed(data: bytes) -> None:
     one_line(error.value, "x ")
 
 
-def test_a_name_that_a_terminal_would_obey_is_said_without_that() -> None:
+def test_control_characters_of_a_name_do_not_reach_the_terminal() -> None:
     content = sent(wire.pack_exchange(exchange([[0], [1]]), 0, HEADER))
     content["extra"] = ArrayRecord({"\x1b[31m\n" + "y" * 5000: raw(b"")})
     with pytest.raises(Malformed, match=r"^extra\. y+ is not a readable array") as error:
@@ -300,7 +300,7 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("content", FRAMES.values(), ids=FRAMES)
-def test_what_is_no_frame_is_refused_before_memory_is_taken(content: bytes) -> None:
+def test_bytes_that_are_not_a_frame_are_refused_before_memory_is_taken(content: bytes) -> None:
     with limited(mebibytes=24), pytest.raises(ValueError) as error:
         received(content)
     one_line(error.value)
@@ -324,9 +324,7 @@ def test_no_frame_is_another_exception_than_a_value_error(examples: int) -> None
     check()
 
 
-def test_a_frame_that_is_none_does_not_end_the_trainer(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_frame_does_not_end_the_trainer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Each is one line in its log, and the next request is answered."""
     path = Path(f"/tmp/hf-{os.getpid()}-{tmp_path.name[-8:]}.sock")
     threading.Thread(target=trainer.serve, args=(path,), daemon=True).start()
@@ -336,7 +334,7 @@ def test_a_frame_that_is_none_does_not_end_the_trainer(
                 _feed(line, content)
         with pytest.raises(RuntimeError, match="Malformed: records none, expected bank, extra, header, post"):
             trainer.ask(str(path), RecordDict(), {"client-id": 1}, {"config": "x"}, "1")
-        assert capfd.readouterr().err.count("a request came to nothing") == 3
+        assert capfd.readouterr().err.count("a request failed") == 3
     finally:
         path.unlink()
 
@@ -380,7 +378,7 @@ def test_a_table_of_registered_nodes_that_is_damaged_is_one_line(tmp_path: Path,
 
 
 @pytest.mark.parametrize("reason", ["x" * 10_000, ["a", "b"], {"a": 1}, 7, "one\ntwo", None])
-def test_why_a_run_stopped_is_said_in_one_line_whatever_the_file_holds(tmp_path: Path, reason: Any) -> None:
+def test_the_reason_of_a_stop_is_one_line_whatever_the_file_holds(tmp_path: Path, reason: Any) -> None:
     project = init(tmp_path / "ward", 1, port=1)
     (project.server / "stopped.json").write_text(json.dumps({"reason": reason}))
     said = RunningFederation(project, print)._reason()

@@ -42,7 +42,7 @@ def test_by_keys_the_simulators_bits(tmp_path: Path) -> None:
     assert round.what["accuracy"] == Run(world.out).metrics["accuracy"][0]
 
 
-def test_a_stranger_gets_nothing(tmp_path: Path) -> None:
+def test_an_unauthenticated_node_is_sent_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, rounds=1)
     grid = world.run(nodes=(0, 1, 2, 3))
     assert grid.asked_of(3) == 0 and grid.asked_of(0) > 0
@@ -50,7 +50,7 @@ def test_a_stranger_gets_nothing(tmp_path: Path) -> None:
     assert len(told) == 1 and told[0].what == {"node": "1003", "reason": "its key is not enrolled"}
 
 
-def test_a_replaced_key_gets_nothing(tmp_path: Path) -> None:
+def test_a_node_with_a_replaced_key_is_sent_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, rounds=1)
     world.ledger.append("rotate", 1, key=a_key()[0])
     grid = world.run()
@@ -58,7 +58,7 @@ def test_a_replaced_key_gets_nothing(tmp_path: Path) -> None:
     assert [entry.what["reason"] for entry in world.ledger.of("stranger")] == ["client 1 has another key now"]
 
 
-def test_nobody_waits_for_one_who_has_left(tmp_path: Path) -> None:
+def test_a_round_does_not_wait_for_a_client_that_has_left(tmp_path: Path) -> None:
     """`quorum` 1, and client 1 leaves without an answer: the round goes on at once. When all have left, the
     run stops and says so."""
     world = World(tmp_path, rounds=2, quorum=1.0, wait=600.0)
@@ -146,7 +146,7 @@ def test_a_ban_by_the_method_is_in_the_ledger(tmp_path: Path) -> None:
     assert world.grid.asked_of(1) < world.grid.asked_of(0)
 
 
-def test_a_server_killed_while_it_tells_of_a_ban_tells_it_once(
+def test_a_server_killed_while_it_records_a_ban_records_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, append = World(tmp_path, rounds=2, method="fedcap"), Ledger.append
@@ -198,7 +198,7 @@ def test_the_faults_of_a_replayed_round_count_once(tmp_path: Path) -> None:
     assert world.who.banned == {1: "3 strikes, the last: update is not finite"}
 
 
-def test_a_banned_client_is_not_met(tmp_path: Path) -> None:
+def test_a_banned_client_does_not_count_as_connected(tmp_path: Path) -> None:
     world = World(tmp_path)
     admission = admission_of(world)
     assert admission.connected() == {0: 1000, 1: 1001, 2: 1002}
@@ -229,7 +229,7 @@ def test_the_operators_bans_and_pardons_are_brought_into_the_run(tmp_path: Path)
     assert experiment.participation.banned == {2: "left"} and experiment.context().cohort.tolist() == [0, 1]
 
 
-def test_who_leaves_after_its_answer_is_not_missing(tmp_path: Path) -> None:
+def test_a_client_that_leaves_after_its_answer_is_not_missing(tmp_path: Path) -> None:
     """Client 1 has to be asked twice; meanwhile client 0, whose answer is here, disconnects."""
     world = World(tmp_path, rounds=1, quorum=1.0, wait=60.0)
     lost: list[int] = []
@@ -299,7 +299,7 @@ def test_a_committee_with_a_member_down_votes_without_it(tmp_path: Path) -> None
     assert Run(world.out).final["accuracy"] is not None
 
 
-def test_when_patience_is_over_the_run_stops_and_goes_on_later(tmp_path: Path) -> None:
+def test_when_the_waiting_time_is_over_the_run_stops_and_can_be_continued(tmp_path: Path) -> None:
     world = World(tmp_path, rounds=2, quorum=0.9)
     simulate(world.config, tmp_path / "sim")
 
@@ -330,7 +330,7 @@ def test_when_patience_is_over_the_run_stops_and_goes_on_later(tmp_path: Path) -
 # ---- what cannot be attributed, and who never answers
 
 
-def test_replies_that_somebody_changed_on_the_way_are_dropped_and_nobody_is_struck(
+def test_replies_changed_on_the_way_are_dropped_without_a_strike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six forged replies once had two honest clients banned for good."""
@@ -360,7 +360,7 @@ def test_a_node_does_nothing_that_the_server_has_not_signed(tmp_path: Path) -> N
     assert world.ledger.of("strike", "ban", "round") == []
 
 
-def test_whose_reply_was_being_read_when_the_server_died_is_in_the_ledger(
+def test_the_ledger_names_the_client_whose_reply_was_read_when_the_server_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, read = World(tmp_path, rounds=1), wire.read_fields
@@ -389,7 +389,7 @@ def test_whose_reply_was_being_read_when_the_server_died_is_in_the_ledger(
     assert len(world.ledger.of("round")) == 1 and world.ledger.of("strike") == []
 
 
-def test_who_never_answers_is_paused_and_named_and_asked_again(tmp_path: Path) -> None:
+def test_a_client_that_never_answers_is_paused_named_and_asked_again(tmp_path: Path) -> None:
     """Two exchanges a round: after three misses it is not asked in the rest of round 2 and in round 3. In
     round 4 it answers."""
     world = World(tmp_path, rounds=5)

@@ -53,7 +53,7 @@ def test_pauses_get_longer_until_an_answer_comes() -> None:
     )
 
 
-def test_who_comes_back_from_a_pause_has_the_whole_deadline() -> None:
+def test_a_client_has_the_whole_deadline_after_a_pause() -> None:
     """An honest client may have become slower than four times what the others need; it must not be locked out
     for ever."""
     deadlines = Deadlines(300.0)

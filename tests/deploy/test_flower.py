@@ -78,11 +78,11 @@ def said(code: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_its_database_is_waited_for() -> None:
+def test_a_locked_database_is_waited_for() -> None:
     assert said(DATABASE) == ["60000", "1"]
 
 
-def test_its_connections_outlive_the_senders() -> None:
+def test_idle_connections_outlive_the_senders() -> None:
     """However the server is started; a longer time that somebody asks for stays."""
     assert said(CONNECTIONS) == [str(int(Limits.idle)), "300", str(int(Limits.idle))]
 
@@ -109,7 +109,7 @@ def store(kind: str, folder: Path) -> CoreState:
 
 
 @pytest.mark.parametrize("kind", ["sql", "memory", "node"])
-def test_what_is_there_already_may_be_sent_again(kind: str, tmp_path: Path) -> None:
+def test_an_object_that_is_stored_already_may_be_sent_again(kind: str, tmp_path: Path) -> None:
     """A receipt was lost, so the sender sends once more; Flower refuses that, and the whole run ended."""
     state = store(kind, tmp_path)
     letter = RecordDict({"a": ConfigRecord({"x": 1}), "b": ConfigRecord({"x": 2})})
@@ -128,7 +128,7 @@ def test_what_is_there_already_may_be_sent_again(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["sql", "memory", "node"])
-def test_nothing_else_is_let_in(kind: str, tmp_path: Path) -> None:
+def test_other_objects_are_still_refused(kind: str, tmp_path: Path) -> None:
     state = store(kind, tmp_path)
     letter, other = RecordDict({"a": ConfigRecord({"x": 1})}), RecordDict({"a": ConfigRecord({"x": 2})})
     contents = {name: part.deflate() for name, part in get_all_nested_objects(letter).items()}
@@ -314,7 +314,9 @@ def tree(name: str, *children: ObjectTree) -> ObjectTree:
 
 
 @pytest.mark.parametrize("pushed", [False, True])
-def test_a_lie_about_the_servers_objects_does_not_stop_the_server(pushed: bool, tmp_path: Path) -> None:
+def test_a_false_claim_about_the_servers_objects_does_not_stop_the_server(
+    pushed: bool, tmp_path: Path
+) -> None:
     """A node announces a record that the server is about to send, which is the same in every round, with a
     child that it does not have; with or without its content. Flower then refuses the server's order, and the
     run ends. What a node announces after the server is refused: it could take the parts of an order away that

@@ -45,5 +45,5 @@ def test_a_signature_is_of_one_key_one_kind_and_one_message(tmp_path: Path) -> N
         assert not verify(nobody, "order", b"train", signature)
     with pytest.raises(ValueError, match="one line"):
         sign(load_private(tmp_path / "key"), "a\nb", b"")
-    with pytest.raises(ConfigError, match="no private key that can be read"):
+    with pytest.raises(ConfigError, match="not a readable private key"):
         load_private(tmp_path / "key.pub")

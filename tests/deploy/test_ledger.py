@@ -34,7 +34,7 @@ def test_lines_are_chained_and_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["change", "take out", "put in", "swap", "garbage"])
-def test_what_was_tampered_with_tells(tmp_path: Path, harm: str) -> None:
+def test_a_changed_ledger_is_noticed(tmp_path: Path, harm: str) -> None:
     path = tmp_path / "l.jsonl"
     ledger = Ledger(path)
     for client in range(4):
@@ -87,7 +87,7 @@ def test_a_line_is_on_the_disk_before_anybody_goes_by_it(
     assert synced[0][0] == str(tmp_path)
 
 
-def test_a_full_disk_is_said_and_leaves_the_ledger_whole(
+def test_a_full_disk_is_reported_and_leaves_the_ledger_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, write = Ledger(tmp_path / "l.jsonl"), os.pwrite
@@ -146,7 +146,7 @@ def test_a_client_is_its_key_and_a_new_key_is_no_new_start(tmp_path: Path) -> No
     assert who.banned == {} and who.members[0].strikes == [] and who.admitted == {0}
 
 
-def test_a_key_is_nobody_elses(tmp_path: Path) -> None:
+def test_a_key_cannot_be_enrolled_for_another_client(tmp_path: Path) -> None:
     ledger, (first, _), (second, _) = Ledger(tmp_path / "l"), a_key(), a_key()
     ledger.append("enrol", client=0, key=first)
     ledger.append("rotate", client=0, key=second)

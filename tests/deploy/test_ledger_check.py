@@ -108,11 +108,14 @@ def test_a_ledger_that_is_not_the_runs_is_refused_everywhere(
     ward = project.path
     for command in ("verify", "doctor"):
         code, out, _ = ask(command, ward)
-        assert code == 1 and "BAD" in out and "lines are gone" in out, (command, out)
+        assert code == 1 and "BAD" in out and "lines were removed" in out, (command, out)
     for args in (("status", ward), ("up", ward), ("resume", ward), ("ban", ward, 0), ("enrol", ward, 2)):
         code, out, err = ask(*args)
         assert (
-            code == 2 and len(err.splitlines()) == 1 and "lines are gone" in err and "accept-ledger" in err
+            code == 2
+            and len(err.splitlines()) == 1
+            and "lines were removed" in err
+            and "accept-ledger" in err
         ), (args, err)
     assert (
         not (project.server / "superlink.db").exists()
@@ -169,7 +172,7 @@ def test_the_signed_head(project: Project) -> None:
         {"signature": "00" * 100},
     ):
         file.write_text(json.dumps(json.loads(content) | harm))
-        assert look(project) == {"signed head": f"{file}: the signature is not good"}
+        assert look(project) == {"signed head": f"{file}: the signature is not valid"}
     for harm in (
         b"",
         b"[]",
@@ -189,7 +192,7 @@ def test_the_signed_head(project: Project) -> None:
         project.ready_ledger()
 
 
-def test_a_head_that_somebody_wrote_down(project: Project, ask: Ask, tmp_path: Path) -> None:
+def test_a_head_that_was_kept_elsewhere_is_checked(project: Project, ask: Ask, tmp_path: Path) -> None:
     ledger, ward = project.ledger(), project.path
     noted = shutil.copy(project.server / "ledger.head", tmp_path / "noted")
     assert (
@@ -277,7 +280,7 @@ def test_the_server_app_itself_refuses_to_go_on(tmp_path: Path) -> None:
     (world.out / "result.json").unlink()
     rewrite(world.ledger.path, lambda line: line["kind"] != "round")
     world.ledger = Ledger(world.ledger.path)
-    with pytest.raises(RunError, match="lines are gone or changed"):
+    with pytest.raises(RunError, match="lines were removed or changed"):
         world.run(attempt=2)
 
 
@@ -299,7 +302,7 @@ def test_an_older_federation_gets_a_key_and_a_signed_head(project: Project, play
     (project.server / "ledger.head").unlink()
     assert "is missing" in look(project)["signed head"]
     empty(project)
-    assert "tells of 0 rounds of this run" in look(project)["run"]
+    assert "records 0 rounds of this run" in look(project)["run"]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +348,7 @@ def test_the_operator_can_accept_a_loss(harm: Any, project: Project, ask: Ask, r
         accept_ledger(project.ledger_file, project.run, "again")
 
 
-def test_who_takes_lines_out_cannot_accept_that_himself(project: Project) -> None:
+def test_a_loss_without_the_servers_signature_is_not_accepted(project: Project) -> None:
     """Without the key: a forged `reset` is not signed, and what was signed before is not its chain's."""
     head = json.loads((project.run / "head.json").read_text())
     without_bans(project)
@@ -353,7 +356,7 @@ def test_who_takes_lines_out_cannot_accept_that_himself(project: Project) -> Non
         "reset", None, 2, reason="nothing", by="operator", lost=[head["ledger"]], run="fed"
     )
     assert look(project).keys() == {"run", "signed head"}
-    with pytest.raises(RunError, match="are gone or changed"):
+    with pytest.raises(RunError, match="were removed or changed"):
         project.ledger().sign()
 
 
@@ -380,7 +383,7 @@ def test_a_ledger_that_is_taken_away_while_it_is_read_is_missed(tmp_path: Path) 
     ledger = Ledger(tmp_path / "l.jsonl")
     ledger.append("start")
     ledger.path.unlink()
-    with pytest.raises(RunError, match="is gone"):
+    with pytest.raises(RunError, match="is missing"):
         ledger.refresh()
 
 

@@ -69,20 +69,20 @@ def silent(message: Message) -> None:
     return None
 
 
-def test_answers_errors_and_silence_are_told_apart() -> None:
+def test_answers_errors_and_silence_are_distinguished() -> None:
     replies = ask({1: honest, 2: lambda m: Message(Error(2, "boom"), reply_to=m), 3: silent})
     assert replies.answers == {1: 7}
     assert replies.missing == {2: "error 2: boom", 3: "no answer within 0.1 s"}
     assert not replies.malformed and replies.late == {3} and replies.seconds.keys() == {1, 2}
 
 
-def test_each_letter_has_its_own_deadline() -> None:
+def test_each_request_has_its_own_deadline() -> None:
     nodes = Nodes({1: silent, 2: silent})
     replies = Messaging(nodes, poll=0.01).ask("query", requests([1], 0.05) | requests([2], 0.2))  # type: ignore[arg-type]
     assert replies.missing == {1: "no answer within 0.05 s", 2: "no answer within 0.2 s"}
 
 
-def test_half_a_reply_holds_up_nobody_beyond_the_deadline() -> None:
+def test_half_a_reply_delays_others_at_most_until_the_deadline() -> None:
     """Its last piece never comes: the others' answers are taken meanwhile."""
 
     class Half(LocalRuntime):
@@ -110,7 +110,7 @@ def test_the_sender_that_a_reply_names_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("nonce", [{}, {"nonce": "guess"}, {"nonce": "\u00fc"}, {"nonce": 5}, None])
-def test_a_reply_without_the_nonce_is_dropped_and_nobody_is_blamed(nonce: dict[str, Any] | None) -> None:
+def test_a_reply_without_the_nonce_is_dropped_without_a_strike(nonce: dict[str, Any] | None) -> None:
     def forge(message: Message) -> Message:
         content = pack_client(7)
         if nonce is not None:
@@ -126,7 +126,7 @@ def test_a_reply_without_the_nonce_is_dropped_and_nobody_is_blamed(nonce: dict[s
     )
 
 
-def test_a_message_that_replies_to_another_letter_or_to_none_is_nobodys() -> None:
+def test_a_message_that_replies_to_another_request_or_to_none_is_ignored() -> None:
     """The SuperLink hands messages that reply to nothing to every pull: two of them were enough to have an
     honest client struck."""
 
@@ -178,7 +178,7 @@ def status(code: int) -> httpx.HTTPStatusError:
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("down"), status(403)])
-def test_a_broken_network_is_nobodys_fault(error: Exception) -> None:
+def test_a_broken_network_is_not_held_against_a_client(error: Exception) -> None:
     with pytest.raises(type(error)):
         ask({1: honest}, failing(error))
 
@@ -207,7 +207,7 @@ def test_what_a_node_says_of_its_failure_is_one_line_without_commands_to_a_termi
     assert replies.missing == {1: "error 2: bo om"}
 
 
-def test_nobody_to_ask() -> None:
+def test_no_requests_give_no_replies() -> None:
     replies = ask({})
     assert not replies.answers and not replies.missing
 
@@ -276,7 +276,7 @@ def one_more(reply: Message) -> None:
         ),
     ],
 )
-def test_a_reply_that_the_client_has_not_signed_for_this_is_dropped_and_nobody_is_blamed(
+def test_a_reply_that_the_client_has_not_signed_for_this_request_is_dropped_without_a_strike(
     behaviour: Behaviour,
 ) -> None:
     """Unsigned, with another key, with other content, for another run, round, step, task or client."""
@@ -296,7 +296,7 @@ def test_a_signed_reply_is_read_and_its_faults_are_the_senders() -> None:
     assert ask_signed(nonsense)[0].malformed == {1: "client id 99, expected 0 to 9"}
 
 
-def test_whose_reply_is_being_read_stands_in_a_file_for_as_long(tmp_path: Path) -> None:
+def test_a_file_names_the_client_while_its_reply_is_read(tmp_path: Path) -> None:
     """A process that is killed for lack of memory says nothing any more."""
     seen: list[Any] = []
     replies, _ = ask_signed(

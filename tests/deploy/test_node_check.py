@@ -56,16 +56,16 @@ def test_a_node_that_is_ready(home: Path) -> None:
     assert CliRunner().invoke(federation, ["check-node", str(home)], standalone_mode=False).return_value == 0
 
 
-def test_what_is_wrong_is_said_in_its_place(home: Path) -> None:
+def test_each_fault_is_reported_by_its_own_check(home: Path) -> None:
     (home / "mine.py").write_text(
         "import numpy as np\ndef load(): return np.ones((8, 3)), np.array([0, 1] * 4)\n"
     )
     (home / "key").chmod(0o644)
     checks = said(home)
     assert not checks["key"][0] and "chmod 600" in checks["key"][1]
-    assert checks["data"] == (False, f"{home}/mine.py:load: samples have shape [3], declared is [2]")
+    assert checks["data"] == (False, f"{home}/mine.py:load: samples have shape [3], but [2] is declared")
     (home / "node.toml").write_text('client = 1\ndata = "a"\nfunction = "mine.py:load"\n')
-    assert said(home)["data"][1].endswith("leave one of them out")
+    assert said(home)["data"][1].endswith("remove one of them")
     (home / "node.toml").write_text('client = 3\ndtaa = "a"\n')
     assert not said(home)["node"][0] and "dtaa" in said(home)["node"][1]
 
@@ -91,9 +91,9 @@ def test_a_method_that_sends_more_than_updates_is_seen_before_round_1(home: Path
     (home / "node.toml").write_text((home / "node.toml").read_text() + "[privacy]\n")
     (home / "experiment.toml").write_text(EXPERIMENT.replace("fedavg", "fedgc"))
     good, why = said(home)["privacy"]
-    assert not good and why.startswith("privacy: 'held' would leave")
+    assert not good and why.startswith("privacy: 'held' would be sent")
     (home / "experiment.toml").write_text(EXPERIMENT.replace("classes = 2", "classes = 3"))
-    assert said(home)["node"] == (False, "data.options.class_names: needs 3 different names (got 2)")
+    assert said(home)["node"] == (False, "data.options.class_names: expected 3 different names, not 2")
 
 
 def test_a_node_toml_that_init_writes_can_be_read(tmp_path: Path) -> None:

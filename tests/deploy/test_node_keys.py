@@ -48,7 +48,7 @@ def test_a_key_that_is_made_on_the_node(
             (home / str(client) / file.name).write_bytes(file.read_bytes())
         assert ask("check-node", home / str(client))[0] == 0
     code, out, _ = ask("doctor", ward)
-    assert code == 0 and "of 2 of them the private key is on the node only" in out, out
+    assert code == 0 and "the private keys of 2 are on the nodes only" in out, out
     pem = tmp_path / "small.pub"
     small = (
         ec.generate_private_key(ec.SECP256R1())
@@ -91,7 +91,7 @@ def test_the_most_samples_that_a_client_may_claim_must_be_stated(
     code, _, err = ask("init", ward, "--clients", 2, "--experiment", file)
     assert (
         code == 2
-        and "data.options.most: say in the experiment how many samples a client has at most" in err
+        and "data.options.most: set the largest number of samples that a client may have" in err
         and not ward.exists()
     )
     file.write_text(text.format(", most = 500"))

@@ -152,10 +152,10 @@ def test_what_noise_does_not_protect_is_withheld_refused_or_named(
 ) -> None:
     features = {**UPDATE, "prototypes": Field("feature", (2, 2))}
     with pytest.raises(
-        ConfigError, match="'prototypes' would leave, which noise on updates does not protect"
+        ConfigError, match="'prototypes' would be sent, and noise on updates does not protect it"
     ):
         guard(tmp_path).check(features, "train")
-    with pytest.raises(ConfigError, match="'buffers' would leave"):
+    with pytest.raises(ConfigError, match="'buffers' would be sent"):
         guard(tmp_path).check({**UPDATE, "buffers": Field("buffer", (3,))}, "train")
     both = {**reply(), "prototypes": torch.ones(1, 2, 2)}
     sent = guard(tmp_path, others="send").protect(both, features, "train")
@@ -183,7 +183,7 @@ def test_a_budget_ends_it_before_anything_is_sent(tmp_path: Path) -> None:
     assert Account(tmp_path).releases == [(5.0, 1)]
 
 
-def test_noise_that_the_server_would_refuse_is_said_beforehand(tmp_path: Path) -> None:
+def test_noise_that_the_server_would_refuse_is_reported_beforehand(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"about 1001 long and would be refused as a fault; raise train.norm_cap \(now 1000\)",
@@ -243,7 +243,7 @@ def test_withholding_everything_else_leaves_a_federation_that_works(tmp_path: Pa
 
 
 def test_a_method_that_sends_more_is_refused_by_the_node(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="privacy: 'prototypes' would leave"):
+    with pytest.raises(RunError, match="privacy: 'prototypes' would be sent"):
         federate(
             write_config(tmp_path, "fedproto", rounds=1), tmp_path / "fed", tmp_path / "nodes", "noise = 0.5"
         )

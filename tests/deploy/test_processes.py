@@ -87,7 +87,7 @@ def test_a_ban_reaches_a_superlink_that_was_away(project: Project) -> None:
     enrol(project, 2)
     link.gone = True
     up._report()
-    assert link.removed == [] and any("will be" in line for line in said)
+    assert link.removed == [] and any("SuperLink unreachable; will retry" in line for line in said)
     link.gone = False
     up._report()
     assert sorted(link.removed) == ["101", "102"] and len(link.nodes) == 4
@@ -119,7 +119,9 @@ def test_only_the_process_that_is_waited_for_matters(tmp_path: Path) -> None:
         in_use("192.0.2.1", port)
 
 
-def test_a_port_that_another_program_has_is_said(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_by_another_program_is_reported(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     up = RunningFederation(project, lambda line: None)
     monkeypatch.setattr(RunningFederation, "_start_superlink", lambda self: None)
     monkeypatch.setattr(up.processes, "start", lambda *_, **__: None)
@@ -154,7 +156,7 @@ def sleeper(processes: Processes) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_of_two_ups_in_the_same_instant_one_is_told(
+def test_of_two_ups_at_the_same_moment_one_is_refused(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second comes when the first has looked for processes and started none yet; it must not end those of
@@ -177,7 +179,7 @@ def test_of_two_ups_in_the_same_instant_one_is_told(
     assert third.processes.alive() == []
 
 
-def test_of_two_nodes_in_the_same_instant_one_is_told(
+def test_of_two_nodes_at_the_same_moment_one_is_refused(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, started = project.node(1), []
@@ -211,7 +213,7 @@ def test_of_two_nodes_in_the_same_instant_one_is_told(
         (["a reason"], "a reason"),  # what it says itself is final
     ],
 )
-def test_a_run_that_ended_without_a_word_is_started_once_more(
+def test_a_run_that_ended_without_a_reason_is_started_once_more(
     runs: list[object], outcome: str, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run of Flower commits a round (its number), ends without one (None), finishes, or says why it
@@ -244,7 +246,7 @@ def test_a_run_that_ended_without_a_word_is_started_once_more(
 
 
 @pytest.mark.parametrize(("every", "started"), [(15.0, 5), (100.0, 20)])
-def test_what_dies_again_and_again_is_not_started_for_ever(
+def test_a_process_that_dies_repeatedly_is_not_restarted_for_ever(
     every: float, started: int, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A SuperExec that lives for so many seconds each time, looked at twenty times."""
@@ -271,7 +273,7 @@ SHOWS_LIFE = (
 )
 
 
-def test_what_gives_no_sign_of_life_is_ended(tmp_path: Path) -> None:
+def test_a_process_without_a_sign_of_life_is_ended(tmp_path: Path) -> None:
     """One that hangs, one that lives, and one that never gave a sign, and so is not judged."""
     processes = Processes(tmp_path / "home", tmp_path / "logs")
     processes.freeze_limit = 1.0
@@ -302,7 +304,7 @@ def test_what_gives_no_sign_of_life_is_ended(tmp_path: Path) -> None:
     assert not processes.sign("x").parent.exists()
 
 
-def test_who_cannot_reach_the_server_is_said_once(tmp_path: Path) -> None:
+def test_processes_that_cannot_reach_the_server_are_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     contact, signs = (
         ServerContact(said.append),
@@ -381,11 +383,11 @@ def test_a_node_says_what_happened_and_is_started_again(
 
 def test_a_key_that_others_can_read_is_not_used(project: Project) -> None:
     (project.node(1) / "key").chmod(0o640)
-    with pytest.raises(ConfigError, match="key can be read or changed by others.*chmod 600"):
+    with pytest.raises(ConfigError, match="key can be read or changed by other users.*chmod 600"):
         keep_node(project.node(1), lambda line: None)
 
 
-def test_whose_process_it_is() -> None:
+def test_the_client_of_a_process() -> None:
     names = ("node3", "superexec12", "trainer0", "superexec", "superlink", "proxy")
     assert [client_of(name) for name in names] == [3, 12, 0, None, None, None]
 

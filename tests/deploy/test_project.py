@@ -116,20 +116,20 @@ def test_the_doctor_says_what_is_wrong_with_the_machine(
     assert bad["port"] == f"127.0.0.1:{project.settings.port} is in use"
 
 
-def test_an_expired_certificate_is_said_and_renewed(project: Project) -> None:
+def test_an_expired_certificate_is_reported_and_renewed(project: Project) -> None:
     def remove() -> None:
         for name in ("server.pem", "server.key"):
             (project.server / name).unlink()
 
     remove()
     keys.make_server_certificate(project.server, ["fl.example.org"], days=0)
-    with pytest.raises(ConfigError, match="server.pem has expired on .*; remove server.pem and server.key"):
+    with pytest.raises(ConfigError, match="server.pem expired on .*; remove server.pem and server.key"):
         keys.ready_certificates(project.server, ["fl.example.org"])
     remove()
     keys.ready_certificates(project.server, ["fl.example.org"])
     assert "fl.example.org" in keys.hosts_of(project.server / "server.pem")
     (project.server / "ca.pem").unlink()
-    with pytest.raises(ConfigError, match="ca.pem is no certificate that can be read"):
+    with pytest.raises(ConfigError, match="ca.pem is not a readable certificate"):
         keys.ready_certificates(project.server, [])
 
 
@@ -180,7 +180,7 @@ def test_an_experiment_that_cannot_be_played_leaves_nothing(
     file = tmp_path / "e.toml"
     file.write_text('attack = "ipm"\n[data]\nclients = 2\n')
     code, _, err = ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)
-    assert code == 2 and "played by the simulator only" in err and not (tmp_path / "ward").exists()
+    assert code == 2 and "only the simulator has attackers" in err and not (tmp_path / "ward").exists()
     file.write_text("[data]\nclients = 5\n")
     assert (
         "is for 5 clients, not 2" in ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)[2]

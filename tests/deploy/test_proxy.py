@@ -142,7 +142,7 @@ def test_what_a_node_may_ask_is_forwarded_as_it_is_and_nothing_else(project: Pro
     assert len(seen) == 1
 
 
-def test_half_a_request_goes_no_further_and_a_superlink_that_is_gone_is_said(project: Project) -> None:
+def test_half_a_request_is_not_forwarded_and_an_unreachable_superlink_is_reported(project: Project) -> None:
     def gone(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("gone")
 
@@ -310,7 +310,7 @@ def test_a_tree_of_objects_that_flower_never_makes_is_refused(
     assert no.value.offence == ("more than" in words)
 
 
-def test_letters_that_were_never_sent_are_answered_twice_at_most(project: Project) -> None:
+def test_a_node_may_answer_at_most_two_messages_that_the_proxy_has_not_seen(project: Project) -> None:
     """A proxy that was started again has not seen the last ones; after that, and not in the name of another
     key, nothing is taken."""
     sender, rules = Sender(project, 0), Rules(10**6, 100)

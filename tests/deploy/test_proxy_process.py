@@ -81,7 +81,7 @@ def answered_in(project: Project, address: str, client: int = 0) -> float:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_strangers_that_wait_keep_nobody_out_and_are_closed(
+def test_silent_unauthenticated_connections_keep_no_node_out_and_are_closed(
     ward: tuple[Project, TinyLink, str], tls: bool
 ) -> None:
     """300 that say nothing; with TLS a third each says nothing, half a header, and a header letter by
@@ -106,7 +106,7 @@ def test_strangers_that_wait_keep_nobody_out_and_are_closed(
     assert all(is_closed(stranger) for stranger in strangers)
 
 
-def test_a_stranger_with_a_large_body_is_answered_before_it_is_read(
+def test_an_unauthenticated_request_is_answered_before_its_body_is_read(
     ward: tuple[Project, TinyLink, str], tmp_path: Path
 ) -> None:
     """And so is one with a key that nobody registered, or with an old signature."""
@@ -147,7 +147,7 @@ def head_of(sender: Sender, path: str, length: int) -> bytes:
     return f"POST /v1/fleet/{path} HTTP/1.1\r\n{lines}\r\n".encode()
 
 
-def test_a_node_that_sends_or_reads_slowly_holds_up_no_other(ward: tuple[Project, TinyLink, str]) -> None:
+def test_a_node_that_sends_or_reads_slowly_does_not_delay_others(ward: tuple[Project, TinyLink, str]) -> None:
     """Six large bodies of one node that never come, and six replies that it never reads."""
     project, link, address = ward
     soon = 2 + 3 * answered_in(project, address)
@@ -197,7 +197,7 @@ def pushed(sender: Sender, size: int) -> int:
     return sender.post("/v1/fleet/push-object", content.SerializeToString()).status_code
 
 
-def test_nodes_are_not_counted_as_strangers_and_a_node_has_only_its_own_connections(
+def test_connections_of_nodes_are_limited_per_node_and_do_not_count_as_unauthenticated(
     ward: tuple[Project, TinyLink, str],
 ) -> None:
     """Sixteen connections of each of three nodes at one address stay open beside 200 of strangers; the
@@ -299,7 +299,7 @@ def test_only_replies_of_the_sender_itself_are_forwarded(ward: tuple[Project, Ti
     assert not parse_json((project.server / "refusals.jsonl").read_text().splitlines()[-1])["strike"]
 
 
-def test_a_key_is_let_in_when_it_is_registered_and_no_longer_when_it_is_not(tmp_path: Path) -> None:
+def test_a_key_is_accepted_only_while_it_is_registered(tmp_path: Path) -> None:
     """Over a restart of the proxy, too."""
     project = init(tmp_path / "ward", 1, port=free_port())
     link = TinyLink(project)

@@ -202,7 +202,7 @@ def head_without_end(objects: Objects) -> str:
         head_without_end,
     ],
 )
-def test_what_is_not_a_reply_is_malformed_and_nothing_else(build: Callable[[Objects], str]) -> None:
+def test_objects_that_are_not_a_reply_are_malformed(build: Callable[[Objects], str]) -> None:
     objects: Objects = {}
     name = build(objects)
     with pytest.raises(Malformed) as caught:
@@ -296,7 +296,7 @@ UNREADABLE_ENVELOPE = [
 @given(pieces=PIECES, cut=st.integers(0, 60))
 @example(pieces=UNREADABLE_ENVELOPE, cut=60)
 @settings(max_examples=150, deadline=None)
-def test_no_reply_is_a_traceback(pieces: list[tuple[str, bytes, list[int], bool]], cut: int) -> None:
+def test_any_reply_is_read_or_malformed(pieces: list[tuple[str, bytes, list[int], bool]], cut: int) -> None:
     """Objects of any kind, with any content, of which some name the ids of their children in their bodies;
     one is cut short."""
     objects: Objects = {}

@@ -51,7 +51,7 @@ def test_frames_come_out_as_they_went_in() -> None:
 @pytest.mark.parametrize(
     "frame", [b"", b"x" * 16, b"\xff" * 16 + b"{}", (4).to_bytes(8, "little") + bytes(8) + b"nope"]
 )
-def test_what_is_no_frame_is_refused(frame: bytes) -> None:
+def test_bytes_that_are_not_a_frame_are_refused(frame: bytes) -> None:
     here, there = socket.socketpair()
     here.sendall(frame)
     here.close()
@@ -87,7 +87,7 @@ def test_with_a_trainer_the_same_bits_as_without(tmp_path: Path, short: Path) ->
     assert trainer.ask(str(tmp_path / "nobody.sock"), request, {}, settings, "1") is None
 
 
-def test_a_folder_of_somebody_else_is_not_used(short: Path) -> None:
+def test_a_folder_of_another_user_is_not_used(short: Path) -> None:
     (short / f"holdfast-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(RunError, match="open to others"):
         sockets.socket_of(short)
@@ -98,7 +98,7 @@ def test_a_long_path_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(str(sockets.socket_of(tmp_path))) < 100
 
 
-def test_only_sockets_that_nobody_listens_on_are_removed(short: Path, tmp_path: Path) -> None:
+def test_only_sockets_without_a_listener_are_removed(short: Path, tmp_path: Path) -> None:
     live, dead = sockets.socket_of(tmp_path / "live"), sockets.socket_of(tmp_path / "dead")
     sockets.listen(dead).close()  # as a process that was killed leaves it
     with sockets.listen(live):
@@ -109,11 +109,11 @@ def test_only_sockets_that_nobody_listens_on_are_removed(short: Path, tmp_path: 
     assert list(live.parent.iterdir()) == []
 
 
-def test_a_link_of_somebody_else_is_not_followed(short: Path, tmp_path: Path) -> None:
+def test_a_link_of_another_user_is_not_followed(short: Path, tmp_path: Path) -> None:
     (tmp_path / "private").mkdir(mode=0o700)
     sockets.listen(tmp_path / "private" / "x.sock").close()
     (short / f"holdfast-{os.getuid()}").symlink_to(tmp_path / "private")
-    with pytest.raises(RunError, match="belongs to somebody else"):
+    with pytest.raises(RunError, match="belongs to another user"):
         sockets.socket_of(short)
     sockets.remove_left_over()
     assert (tmp_path / "private" / "x.sock").exists()

@@ -122,7 +122,7 @@ def test_processes_killed_in_mid_round_leave_the_undisturbed_model(tmp_path: Pat
     assert project.ledger().of("strike", "ban") == []
 
 
-def test_strangers_are_refused(tmp_path: Path) -> None:
+def test_unauthenticated_nodes_are_refused(tmp_path: Path) -> None:
     """No key, a key that nobody registered, another authority; and somebody who tries to register himself
     through the proxy."""
     project, other = found(tmp_path, clients=1), init(tmp_path / "other", 1, port=free_port())
@@ -170,7 +170,7 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_whole_way_of_an_operator(tmp_path: Path) -> None:
+def test_the_commands_of_an_operator_from_init_to_export(tmp_path: Path) -> None:
     """init, up, status, clients, export of a personal model, as commands."""
     ward = tmp_path / "ward"
 

@@ -195,5 +195,5 @@ def test_a_reason_stays_short() -> None:
 
 
 def test_headers_say_where_the_run_stands() -> None:
-    with pytest.raises(Malformed, match="make no sense"):
+    with pytest.raises(Malformed, match="are not possible"):
         replace(HEADER, committed=3)

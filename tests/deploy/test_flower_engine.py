@@ -144,7 +144,7 @@ def test_a_committee_of_real_clients(tmp_path: Path) -> None:
     assert Store(tmp_path / "fed").arrays(2)["verdict/tables/committee/votes"].shape == (1, 2)
 
 
-def test_a_chain_of_clients_who_keep_what_they_aligned(tmp_path: Path) -> None:
+def test_clients_in_a_chain_keep_what_they_aligned(tmp_path: Path) -> None:
     """FedAS as its authors run it: many exchanges in a round, and a training for which no model is sent."""
     config = write_config(tmp_path, "fedas", model='name = "cnn-bn"', train="local_steps = 2")
     config.write_text(config.read_text().replace('name = "fedas"', 'name = "fedas"\nvariant = "authors"'))
@@ -263,7 +263,7 @@ def test_a_step_that_is_asked_again_starts_where_it_started_before(tmp_path: Pat
     assert same_bits(kept[0], kept[1]) and not same_bits(kept[1], kept[2])
 
 
-def test_what_a_killed_trainer_was_writing_is_removed(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_killed_trainer_are_removed(tmp_path: Path) -> None:
     """By the next request; what a living process writes stays."""
     config = federated(write_config(tmp_path, "ditto"))
     experiment = Experiment(config, tmp_path / "server")
@@ -309,7 +309,7 @@ def test_a_client_left_out_of_the_replay_forgets_the_abandoned_round(tmp_path: P
     assert set(node_states(tmp_path / "fed-nodes", round=1)) == {0, 2}
 
 
-def test_a_late_letter_of_a_server_that_was_replaced_undoes_nothing(tmp_path: Path) -> None:
+def test_a_late_request_of_an_earlier_server_undoes_nothing(tmp_path: Path) -> None:
     config, out = write_config(tmp_path, "ditto", rounds=2), tmp_path / "fed"
     simulate(config, tmp_path / "sim")
 
@@ -329,7 +329,7 @@ def test_a_late_letter_of_a_server_that_was_replaced_undoes_nothing(tmp_path: Pa
             letters
         ):  # each right after the new server's letter
             letter = letters[len(late)]
-            with pytest.raises(RunError, match="a server that was started again since"):
+            with pytest.raises(RunError, match="an earlier start of the server"):
                 app(letter, first.nodes[letter.metadata.dst_node_id])
             late.append("refused")
         return reply
@@ -349,7 +349,7 @@ def test_a_run_of_another_config_is_not_continued(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "unwanted"), [("holdfast.sweeps.session", "flwr"), ("holdfast.deploy.client_app", "torch")]
 )
-def test_what_is_not_needed_is_not_imported(module: str, unwanted: str) -> None:
+def test_modules_do_not_import_what_they_do_not_need(module: str, unwanted: str) -> None:
     """The simulator does without Flower, and a client that is only asked who it is without torch."""
     code = f"import sys, {module}; sys.exit({unwanted!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
@@ -497,7 +497,7 @@ def test_a_measured_loss_without_end_is_left_out_of_the_rounds_mean(value: float
     assert value < float("inf") or part_of(tmp_path / "all", 1)["diverged"] == "loss/global is not finite"
 
 
-def test_counts_of_several_things_are_whole_too_and_nobody_is_no_problem() -> None:
+def test_class_counts_must_be_whole_and_no_rows_are_accepted() -> None:
     schema = {"count": Field("count", low=0), "held": Field("count", (2,), low=0)}
     up = Uplink(
         torch.tensor([4, 7]),
@@ -531,7 +531,7 @@ def test_a_forged_reply_is_missing_not_refused(tmp_path: Path) -> None:
     assert Store(tmp_path / "fed").arrays(1)["verdict/ids"].tolist() == [1, 2]
 
 
-def test_when_nobody_answers_the_run_stops_and_can_go_on(tmp_path: Path) -> None:
+def test_when_no_client_answers_the_run_stops_and_can_be_continued(tmp_path: Path) -> None:
     config = write_config(tmp_path, "fedavg", rounds=2)
     simulate(config, tmp_path / "sim")
     silent = lambda request, reply: reply if request.metadata.message_type == "query" else None  # noqa: E731
@@ -543,7 +543,7 @@ def test_when_nobody_answers_the_run_stops_and_can_go_on(tmp_path: Path) -> None
     assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
 
 
-def test_a_newcomer_that_makes_no_request_stops_nothing(tmp_path: Path) -> None:
+def test_a_late_client_that_does_not_answer_does_not_stop_the_run(tmp_path: Path) -> None:
     """The only client that is asked for a request never answers: the others go on, and it is simply not
     measured."""
     config = write_config(tmp_path, "fedcap", data="held_out = 1")
@@ -561,7 +561,9 @@ def test_a_client_with_another_config_says_so(tmp_path: Path) -> None:
     grid = LocalGrid(tmp_path / "nodes", settings(config, tmp_path / "fed"))
     for context in grid.nodes.values():
         context.node_config["config"] = str(write_config(other, "fedavg", rounds=1, train="lr = 0.5"))
-    with pytest.raises(RunError, match="client 0: this node's config, plug-ins or data are not the server's"):
+    with pytest.raises(
+        RunError, match="client 0: this node's config, plug-ins or data differ from the server's"
+    ):
         serve(grid, settings(config, tmp_path / "fed"))
 
 
@@ -600,7 +602,7 @@ def test_attacks_are_for_the_simulator(tmp_path: Path, forget: None) -> None:
     from holdfast.attacks.base import Attack
 
     register("attack", "test-nothing")(type("Nothing", (Attack,), {"__doc__": "Does nothing."}))
-    with pytest.raises(ConfigError, match="attack: attackers are played by the simulator only"):
+    with pytest.raises(ConfigError, match="attack: only the simulator has attackers"):
         federate(write_config(tmp_path, "fedavg", top='attack = "test-nothing"'), tmp_path / "fed")
 
 

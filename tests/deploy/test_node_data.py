@@ -153,7 +153,7 @@ def test_a_count_outside_the_declared_range_is_refused(tmp_path: Path) -> None:
     }
 
 
-def test_where_data_is_dealt_nobody_has_more_than_the_largest_share(tmp_path: Path) -> None:
+def test_where_data_is_divided_no_client_may_claim_more_than_the_largest_share(tmp_path: Path) -> None:
     def lie(request: Message, reply: Message) -> Message:
         if (request.metadata.message_type, request.metadata.dst_node_id) == ("train", 1001):
             reply.content["fields"]["count"] = wire._array(torch.tensor(100_000.0))
@@ -178,7 +178,9 @@ def test_a_simulation_needs_samples(tmp_path: Path) -> None:
         )
 
 
-def test_data_that_changes_in_mid_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_changes_during_a_run_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     homes = [tmp_path / str(client) for client in range(3)]
     config = write_declared(tmp_path / "c", rounds=1, schema="shape = [2], classes = 2, most = 100")
     load = "import numpy as np\ndef load(): return "
@@ -245,7 +247,7 @@ def test_lists_and_words(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_as_declared_is_one_line(
+def test_data_that_differs_from_its_declaration_is_one_line(
     columns: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     write_table(tmp_path / "a.parquet", columns)
@@ -315,7 +317,7 @@ def test_a_function_that_gives_something_else(name: str, message: str, tmp_path:
         from_function(f"{tmp_path}/mine.py:{name}", declared(class_names=["a", "b", "c"]))
 
 
-def test_a_client_holds_all_of_its_rows_divided_by_the_key_and_nobody_else_any(tmp_path: Path) -> None:
+def test_a_client_holds_all_of_its_rows_and_no_other_client_any(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import numpy as np\ndef load(): return np.ones((40, 2)), np.arange(40) % 3\n"
     )
