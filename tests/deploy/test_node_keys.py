@@ -101,6 +101,6 @@ def test_the_most_samples_that_a_client_may_claim_must_be_stated(
     )
     for copy in ward.rglob("experiment.toml"):
         copy.write_text(text.format(""))
-    assert "BAD  config       data.options.most: say" in ask("doctor", ward)[1]
+    assert "BAD  config       data.options.most: set" in ask("doctor", ward)[1]
     code, _, err = ask("up", ward)
-    assert code == 2 and "data.options.most: say" in err and len(err.splitlines()) == 1
+    assert code == 2 and "data.options.most: set" in err and len(err.splitlines()) == 1
