@@ -210,7 +210,7 @@ def report(
     check_live(live, port, out, markdown)
     from holdfast.report.figure_files import write_figures
     from holdfast.report.page import all_sections, write_page
-    from holdfast.report.read_runs import by_setting, read_cells
+    from holdfast.report.read_runs import by_setting, read_records
     from holdfast.report.table import tabulate, to_markdown
     from holdfast.report.table_exports import export
     from holdfast.reproduction.outcome import is_reproduction
@@ -227,17 +227,17 @@ def report(
     if is_reproduction(folder):
         return _report_reproduction(folder, "md" if markdown else tables, figures, form, out, opened)
     if markdown:
-        print(to_markdown(tabulate(by_setting(read_cells(folder)))), end="")
+        print(to_markdown(tabulate(by_setting(read_records(folder)))), end="")
         return
     if tables is not None:
-        text = export(by_setting(read_cells(folder)), tables)
+        text = export(by_setting(read_records(folder)), tables)
         if out is None:
             print(text, end="")
         else:
             write_atomically(out, text.encode(errors="replace"))
             print(out)
     if figures is not None:
-        for path in write_figures(all_sections(read_cells(folder)), figures, form):
+        for path in write_figures(all_sections(read_records(folder)), figures, form):
             print(path)
     if tables is not None or figures is not None:
         return
@@ -343,14 +343,13 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
 
 def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Path] | None) -> int:
     """Print the result of a run, as a table or as JSON."""
-    from holdfast.report.read_runs import one_each
-    from holdfast.report.read_runs import read_cells as read_runs
+    from holdfast.report.read_runs import one_each, read_records
     from holdfast.report.table import tabulate
 
     if as_json:
         print_json(result)
     else:
-        summarise(folder, [tabulate(one_each(read_runs(folder)))], plugins)
+        summarise(folder, [tabulate(one_each(read_records(folder)))], plugins)
     return diverged(folder)
 
 

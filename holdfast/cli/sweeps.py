@@ -124,17 +124,16 @@ def finish_sweep(folder: Path, statuses: list[RunStatus], as_json: bool, plugins
     """Print the status of every cell, as tables or as JSON; return 1 if a cell of this process failed."""
     from holdfast.experiment.manifest import run_folders
     from holdfast.report.equal_runs import without_effect
-    from holdfast.report.read_runs import Line, by_setting, one_each
-    from holdfast.report.read_runs import read_cells as read_runs
+    from holdfast.report.read_runs import SettingRuns, by_setting, one_each, read_records
     from holdfast.report.table import tabulate
 
     failed = [run_status for run_status in statuses if run_status.mine and run_status.status == "failed"]
     if as_json:
         print_json({"run_dir": str(folder), "cells": [run_status.plain() for run_status in statuses]})
         return 1 if failed else 0
-    runs = read_runs(folder) if run_folders(folder) else []
-    by_path = {line.cells[0].path: line for line in one_each(runs)}
-    lines = [by_path.get(run_status.path, Line(run_status.label, ())) for run_status in statuses]
+    runs = read_records(folder) if run_folders(folder) else []
+    by_path = {line.records[0].path: line for line in one_each(runs)}
+    lines = [by_path.get(run_status.path, SettingRuns(run_status.label, ())) for run_status in statuses]
     tables = [tabulate(lines, [run_status.words for run_status in statuses])]
     over_seeds = by_setting(runs)
     if any(line.seeds > 1 for line in over_seeds) and len(over_seeds) > 1:

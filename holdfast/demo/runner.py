@@ -12,7 +12,7 @@ from holdfast.experiment.config import Config
 from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.runner import Watch
 from holdfast.report.page import write_page
-from holdfast.report.read_runs import by_setting, read_cells
+from holdfast.report.read_runs import by_setting, read_records
 from holdfast.report.table import narrowed, tabulate, to_rich
 from holdfast.report.verdict import verdict
 from holdfast.sweeps.grid import configs
@@ -44,5 +44,5 @@ def run_demo(folder: Path, watch: Watch) -> Path:
 
 def summary(folder: Path, width: int) -> tuple[Table, str]:
     """Return the table, and what it says in words."""
-    lines = by_setting(read_cells(folder))
+    lines = by_setting(read_records(folder))
     return to_rich(narrowed(tabulate(lines), width)), " ".join(verdict(lines))

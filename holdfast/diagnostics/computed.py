@@ -11,7 +11,7 @@ from holdfast.diagnostics.gradcam import picture
 from holdfast.diagnostics.importance import by_place, rank_changes, series_of
 from holdfast.diagnostics.recorded import name_of_run
 from holdfast.report.charts import Series
-from holdfast.report.diagnosis import Curves, Diagnosis, Sheet
+from holdfast.report.diagnosis import CurvesFigure, Diagnosis, ImageFigure
 from holdfast.results.run import Run
 
 COMPUTED = {
@@ -33,7 +33,7 @@ def rank_change(run: Run, rounds: int | None = None) -> Diagnosis:
     across = "place in the order by importance, in per cent (0: the least important)"
     groups = {title: ("benign", "poisoned"), "disparity: poisoned less benign": ("disparity",)}
     figures = [
-        Curves(name, note, [series_of(means, one) for one in wanted if one in means], True, across)
+        CurvesFigure(name, note, [series_of(means, one) for one in wanted if one in means], True, across)
         for name, wanted in groups.items()
         if wanted[0] in means
     ]
@@ -65,7 +65,7 @@ def top_fim(run: Run, share: float = 0.05) -> Diagnosis:
     }
     short = pd.concat([frame, pd.DataFrame([mean])], ignore_index=True)
     return Diagnosis(
-        title, frame, short, [Curves(title, note, series, True, "clients, the most accurate first")]
+        title, frame, short, [CurvesFigure(title, note, series, True, "clients, the most accurate first")]
     )
 
 
@@ -84,4 +84,4 @@ def grad_cam(
     title = "grad-cam: " + ", ".join(runs)
     note = "Red: what speaks for the predicted class. Blue frame: right, red frame: wrong."
     note += " The images carry the trigger." if triggered else ""
-    return Diagnosis(title, frame, frame, [Sheet(title, note, drawn)])
+    return Diagnosis(title, frame, frame, [ImageFigure(title, note, drawn)])

@@ -12,7 +12,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.report.axis import Point
 from holdfast.report.charts import Series
-from holdfast.report.diagnosis import Cells, Curves, Diagnosis
+from holdfast.report.diagnosis import CurvesFigure, Diagnosis, MatrixFigure
 from holdfast.results.run import Run, name_of
 
 _MEGABYTE = 1e6
@@ -59,7 +59,7 @@ def _over_rounds(run: Run, frame: pd.DataFrame, what: str, title: str, note: str
     )
     if "client" not in frame:
         series = [Series(what.rsplit("/", 1)[-1], _points(usable))]
-        return Diagnosis(title, frame, _some(frame), [Curves(title, note + lost, series, share)])
+        return Diagnosis(title, frame, _some(frame), [CurvesFigure(title, note + lost, series, share)])
     series, short = [], pd.DataFrame({"round": sorted(frame["round"].unique())})
     for name, rows in _kinds(usable):
         points = _points(rows, mean=mean)
@@ -73,11 +73,11 @@ def _over_rounds(run: Run, frame: pd.DataFrame, what: str, title: str, note: str
     more = _sittings(run, f"{beside}/{declared.given_by}") if declared.given_by else []
     middle = "Mean" if mean else "Median and range over the clients"
     return Diagnosis(
-        title, frame, _some(short), [Curves(title, f"{note} {middle}.{lost}", series, share), *more]
+        title, frame, _some(short), [CurvesFigure(title, f"{note} {middle}.{lost}", series, share), *more]
     )
 
 
-def _sittings(run: Run, what: str) -> Sequence[Cells]:
+def _sittings(run: Run, what: str) -> Sequence[MatrixFigure]:
     """Who gave the scores."""
     frame = run.table(what)
     return [_calendar(run, frame, what, "Who sat on the committee.", lambda row: 1.0)] if len(frame) else []
@@ -111,7 +111,7 @@ def _parts(frame: pd.DataFrame, what: str, title: str, note: str) -> Diagnosis:
     ]
     total = wide.sum().to_frame().T.assign(round="all")
     short = pd.concat([_some(wide.reset_index()), total], ignore_index=True)
-    return Diagnosis(title, frame, short, [Curves(title, note, series)])
+    return Diagnosis(title, frame, short, [CurvesFigure(title, note, series)])
 
 
 def _pairs(run: Run, frame: pd.DataFrame, title: str, note: str, round: int, what: str) -> Diagnosis:
@@ -127,7 +127,7 @@ def _pairs(run: Run, frame: pd.DataFrame, title: str, note: str, round: int, wha
     words = ("model of", "member" if run.declared_tables.kind(what) == "votes" else "client")
     unit = " In per cent." if share else ""
     heads, names = _marked(wide.columns, bad), _marked(wide.index, bad)
-    cells = Cells(
+    cells = MatrixFigure(
         title, f"{note} Round {round}.{unit}{_stars(bad)}", values, heads, names, words, texts, legend, most
     )
     return Diagnosis(title, frame, _some(_largest(one), 40), [cells.shown()])
@@ -151,7 +151,7 @@ def _matches(frame: pd.DataFrame, title: str, note: str, round: int) -> Diagnosi
     values = [[0.0 if np.isnan(v) else 0.1 if v < 0 else 0.25 for v in wide[name]] for name in wide]
     texts = [["" if np.isnan(v) else "none" if v < 0 else f"{v:.0f}" for v in wide[name]] for name in wide]
     heads, names = list(map(str, wide.columns)), _marked(wide.index, bad)
-    cells = Cells(
+    cells = MatrixFigure(
         title, f"{note} Round {round}.{_stars(bad)}", values, heads, names, ("class", "client"), texts
     )
     return Diagnosis(title, frame, _some(one.rename(columns={"value": "peer"}), 40), [cells.shown()])
@@ -173,7 +173,9 @@ def _turned_away(run: Run, frame: pd.DataFrame, title: str, note: str) -> Diagno
     return Diagnosis(title, frame, _some(frame, 20), [drawn])
 
 
-def _calendar(run: Run, frame: pd.DataFrame, title: str, note: str, shade: Callable[..., float]) -> Cells:
+def _calendar(
+    run: Run, frame: pd.DataFrame, title: str, note: str, shade: Callable[..., float]
+) -> MatrixFigure:
     """Rounds across, clients down: a cell where something was said of a client."""
     clients, rounds = sorted(frame["client"].unique()), range(1, run.round + 1)
     values = [[0.0] * len(clients) for _ in rounds]
@@ -182,7 +184,7 @@ def _calendar(run: Run, frame: pd.DataFrame, title: str, note: str, shade: Calla
     texts = [[""] * len(clients) for _ in rounds]
     bad = set(frame.loc[frame["malicious"], "client"])
     heads, names = [str(round) for round in rounds], _marked(clients, bad)
-    return Cells(title, note + _stars(bad), values, heads, names, ("round", "client"), texts).shown()
+    return MatrixFigure(title, note + _stars(bad), values, heads, names, ("round", "client"), texts).shown()
 
 
 def _round(frame: pd.DataFrame, asked: int | None) -> int:

@@ -8,13 +8,13 @@ from holdfast.report import run_plots, svg
 from holdfast.report.axis import PlotArea, shorten
 from holdfast.report.charts import NAME_LETTERS, line_class, name_room
 from holdfast.report.markup import Section, fill
-from holdfast.report.read_runs import Line
-from holdfast.report.settings_by_attack import BENIGN, Crossing, Grid, Score
+from holdfast.report.read_runs import SettingRuns
+from holdfast.report.settings_by_attack import BENIGN, Score, ScoreGrid, SettingsByAttack
 
 _WORTH_NAMING = 0.01  # of accuracy lost
 
 
-def attacked(lines: Sequence[Line]) -> list[Line]:
+def attacked(lines: Sequence[SettingRuns]) -> list[SettingRuns]:
     """The settings under attack whose attack-free twins are on the page too, the best first."""
     known = [
         line for line in lines if line.mean("attack/lost") is not None and line.mean("accuracy") is not None
@@ -22,7 +22,7 @@ def attacked(lines: Sequence[Line]) -> list[Line]:
     return sorted(known, key=lambda line: -(line.mean("accuracy") or 0.0))
 
 
-def held_or_fell(lines: Sequence[Line]) -> tuple[str, str]:
+def held_or_fell(lines: Sequence[SettingRuns]) -> tuple[str, str]:
     """Who holds best under attack, whom it bans, and what the attack costs the others."""
     best, *others = attacked(lines)
     cost = best.mean("attack/lost") or 0.0
@@ -46,11 +46,11 @@ def held_or_fell(lines: Sequence[Line]) -> tuple[str, str]:
     return best.label, said + (_luck(best, others) if others else "")
 
 
-def _luck(best: Line, others: Sequence[Line]) -> str:
+def _luck(best: SettingRuns, others: Sequence[SettingRuns]) -> str:
     """Whether the order may be that of the seeds; told of the next best on the same data."""
     if best.seeds == 1:
         return " One seed each: the order may be luck."
-    rivals = [line for line in others if line.cells[0].config["data"] == best.cells[0].config["data"]]
+    rivals = [line for line in others if line.records[0].config["data"] == best.records[0].config["data"]]
     if not rivals:
         return ""
     gap = (best.mean("accuracy") or 0.0) - (rivals[0].mean("accuracy") or 0.0)
@@ -69,7 +69,7 @@ def _lead(best: str, second: str, gap: float, spread: float) -> str:
     return f" The lead of {best} over {second} is within the spread over seeds." if gap <= spread else ""
 
 
-def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
+def worst_cases(grids: Sequence[ScoreGrid]) -> tuple[str, str] | None:
     """The same where there are several attacks: then the worst of them decides, because an attacker chooses
     too. Told of the first dataset on which there were several, and two settings to compare."""
     for grid in grids:
@@ -110,34 +110,37 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _lost(line: Line) -> float:
+def _lost(line: SettingRuns) -> float:
     return -(line.mean("attack/lost") or 0.0)
 
 
-def _bans_in_words(line: Line) -> str:
+def _bans_in_words(line: SettingRuns) -> str:
     missed, wronged = line.mean("detection/fnr"), line.mean("detection/fpr")
     if missed is None or wronged is None or missed == 1 and wronged == 0:
         return ""
     who = "every attacker" if missed == 0 else f"{100 * (1 - missed):.0f} % of the attackers"
     drawn = any(
-        not isinstance(cell.manifest["malicious"], list) for cell in line.cells
+        not isinstance(record.manifest["malicious"], list) for record in line.records
     )  # then rates are of all rounds' decisions
     did = "Round by round it bans or rejects" if drawn else "It bans"
     return f" {did} {who} and {'nobody else' if wronged == 0 else f'{100 * wronged:.0f} % of the others'}."
 
 
-def bans(lines: Sequence[Line], crossing: Crossing) -> Section | None:
+def bans(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Section | None:
     """When each setting banned which clients: a dot per ban, full for an attacker, hollow for a benign
     client."""
     shown = [
-        (crossing.place(line), line, _bans_of(line))
+        (by_attack.place(line), line, _bans_of(line))
         for line in lines
-        if any(cell.bans for cell in line.cells)
+        if any(record.bans for record in line.records)
     ]
     if not shown:
         return None
     width, top, row = 1120, 8, 56
-    height, last = top + row * len(shown) + 44, max(cell.rounds for line in lines for cell in line.cells)
+    height, last = (
+        top + row * len(shown) + 44,
+        max(record.rounds for line in lines for record in line.records),
+    )
     area = PlotArea(name_room([line.label for _, line, _ in shown]), top, width - 60, height - 44)
     out = [*area.upright_axis(area.rounds(1, last)), area.name_below("round")]
     for down, (place, line, banned) in enumerate(shown):
@@ -161,14 +164,14 @@ def bans(lines: Sequence[Line], crossing: Crossing) -> Section | None:
     return Section("Who was banned", body, [run_plots.bans(rows, last)])
 
 
-def _bans_of(line: Line) -> list[tuple[int, bool, str]]:
+def _bans_of(line: SettingRuns) -> list[tuple[int, bool, str]]:
     """Round, whether the client was malicious, and the ban in words."""
     found = []
-    for cell in line.cells:
-        for part in cell.parts:
-            bad = set(cell.run.malicious(part["round"])) if part.get("banned") else set()
+    for record in line.records:
+        for part in record.parts:
+            bad = set(record.run.malicious(part["round"])) if part.get("banned") else set()
             for client, reason in part.get("banned", {}).items():
-                seed = f", seed {cell.seed}" if line.seeds > 1 else ""
+                seed = f", seed {record.seed}" if line.seeds > 1 else ""
                 found.append(
                     (
                         part["round"],

@@ -7,47 +7,47 @@ import numpy as np
 from markupsafe import Markup
 
 from holdfast.report.markup import Section, fill
-from holdfast.report.run_data import Frame, Story
-from holdfast.report.shaded_grid import Grid
+from holdfast.report.run_data import Frame, RunData
+from holdfast.report.shaded_grid import ShadedGrid
 from holdfast.report.threshold_chart import against, threshold_drawings
 from holdfast.report.timelines import legend, over_rounds, thinned
 
 
-def committees(story: Story) -> list[Section]:
+def committees(run_data: RunData) -> list[Section]:
     names = [
         name.removesuffix("/members")
-        for name, sat in story.members.items()
+        for name, sat in run_data.members.items()
         if name.endswith("/members") and any(sat.values())
     ]
     found = [
-        _section(story, name, f"The committee{f' ({name})' if len(names) > 1 else ''}") for name in names
+        _section(run_data, name, f"The committee{f' ({name})' if len(names) > 1 else ''}") for name in names
     ]
     return [section for section in found if section is not None]
 
 
-def _section(story: Story, name: str, title: str) -> Section | None:
-    scores, threshold = story.grids.get(f"{name}/accuracy"), story.numbers.get(f"{name}/threshold")
+def _section(run_data: RunData, name: str, title: str) -> Section | None:
+    scores, threshold = run_data.grids.get(f"{name}/accuracy"), run_data.numbers.get(f"{name}/threshold")
     if scores is None:
         return None
-    row = {client: place for place, client in enumerate(story.clients)}
-    sat = story.members[f"{name}/members"]
+    row = {client: place for place, client in enumerate(run_data.clients)}
+    sat = run_data.members[f"{name}/members"]
     seats = [
         (row[client], place)
-        for place, round in enumerate(story.rounds)
+        for place, round in enumerate(run_data.rounds)
         for client in sat.get(round, ())
         if client in row
     ]
-    lines = Markup() if threshold is None else against(story, scores, threshold, "Score", True)
-    drawn = over_rounds(story, scores, "The committee's score", True, seats)
-    votes, drawings = _votes(story, name), []
+    lines = Markup() if threshold is None else against(run_data, scores, threshold, "Score", True)
+    drawn = over_rounds(run_data, scores, "The committee's score", True, seats)
+    votes, drawings = _votes(run_data, name), []
     if threshold is not None:
-        drawings += threshold_drawings(story, scores, threshold, "Score", True)
+        drawings += threshold_drawings(run_data, scores, threshold, "Score", True)
     drawings += [drawn.drawing(), *([votes.drawing()] if votes else [])]
     body = fill(
         "sections/committee.html",
-        about=_in_words(story, name, sat),
-        left_out=thinned(story),
-        legend=legend(story, committee=True),
+        about=_in_words(run_data, name, sat),
+        left_out=thinned(run_data),
+        legend=legend(run_data, committee=True),
         lines=lines,
         scores=drawn.html(),
         votes=votes and votes.html(),
@@ -55,20 +55,20 @@ def _section(story: Story, name: str, title: str) -> Section | None:
     return Section(title, body, drawings)
 
 
-def _in_words(story: Story, name: str, sat: dict[int, list[int]]) -> str:
+def _in_words(run_data: RunData, name: str, sat: dict[int, list[int]]) -> str:
     """Who sat, and whom they let pass."""
     ever = {client for members in sat.values() for client in members}
     seats = max(map(len, sat.values()))
-    said = f"{seats} members; {len(ever)} of {story.everyone:,} clients sat at some time"
-    bad = story.malicious
+    said = f"{seats} members; {len(ever)} of {run_data.everyone:,} clients sat at some time"
+    bad = run_data.malicious
     if ever & bad:
         with_bad = sum(bool(bad & set(members)) for members in sat.values())
         said += f", {len(ever & bad)} of them attackers, in {with_bad} of {len(sat)} rounds"
-    passed = story.grids.get(f"{name}/admitted")
+    passed = run_data.grids.get(f"{name}/admitted")
     if passed is None or not np.isfinite(passed).any():
         return said + "."
     foes, others = (
-        grid[np.isfinite(grid)] for grid in (passed[: story.attackers], passed[story.attackers :])
+        grid[np.isfinite(grid)] for grid in (passed[: run_data.attackers], passed[run_data.attackers :])
     )
     if not foes.size or not others.size:
         return f"{said}. Models passed {100 * np.nanmean(passed):.0f} % of the time."
@@ -78,14 +78,14 @@ def _in_words(story: Story, name: str, sat: dict[int, list[int]]) -> str:
     )
 
 
-def _votes(story: Story, name: str) -> Grid | None:
+def _votes(run_data: RunData, name: str) -> ShadedGrid | None:
     """Members down, models across, and below them the score and the decision."""
-    votes = story.frames.get(f"{name}/votes", [])
+    votes = run_data.frames.get(f"{name}/votes", [])
     if not votes:
         return None
-    clients, seats = story.of_pairs(), max(len(frame.rows) for frame in votes)
-    place = {round: i for i, round in enumerate(story.rounds)}
-    below = [story.grids.get(f"{name}/{what}") for what in ("accuracy", "admitted")]
+    clients, seats = run_data.of_pairs(), max(len(frame.rows) for frame in votes)
+    place = {round: i for i, round in enumerate(run_data.rounds)}
+    below = [run_data.grids.get(f"{name}/{what}") for what in ("accuracy", "admitted")]
     frames, names = [], []
     for frame in votes:
         values = np.full((seats + 2, len(clients)), np.nan)
@@ -93,16 +93,21 @@ def _votes(story: Story, name: str) -> Grid | None:
         for down, grid in enumerate(below):
             if grid is not None:
                 values[seats + down] = grid[
-                    [story.clients.index(client) for client in clients], place[frame.round]
+                    [run_data.clients.index(client) for client in clients], place[frame.round]
                 ]
         frames.append(values)
         names.append(
-            [*(story.mark(int(i)) for i in frame.rows), *["–"] * (seats - len(frame.rows)), "score", "passed"]
+            [
+                *(run_data.mark(int(i)) for i in frame.rows),
+                *["–"] * (seats - len(frame.rows)),
+                "score",
+                "passed",
+            ]
         )
-    return Grid(
+    return ShadedGrid(
         "Votes of the members",
         names[-1],
-        [story.mark(client) for client in clients],
+        [run_data.mark(client) for client in clients],
         np.stack(frames),
         ("member", "model of"),
         share=True,

@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.report.config_differences import differing
 from holdfast.report.paired_tests import LEAST, Paired, holm, paired, smallest
-from holdfast.report.read_runs import Cell, Line, read_all, settings
+from holdfast.report.read_runs import RunRecord, SettingRuns, read_all, settings
 
 LEVEL = 0.05  # a p below which a difference is called one
 MOST_PAIRS = 45  # all pairs of ten lines; of more lines, each is compared with the first only
@@ -29,8 +29,8 @@ class Pair:
     """Two lines, the second less the first: over the seeds they share, and over the clients of one of these
     seeds."""
 
-    first: Line
-    second: Line
+    first: SettingRuns
+    second: SettingRuns
     over_seeds: Paired | None
     """None where they share no seed."""
     seeds: tuple[int, ...]
@@ -57,7 +57,7 @@ class Corrected:
 
 
 class Comparison:
-    def __init__(self, lines: Sequence[Line], metric: str = "accuracy", against: str | None = None):
+    def __init__(self, lines: Sequence[SettingRuns], metric: str = "accuracy", against: str | None = None):
         self.lines, self.metric = list(lines), metric
         _check_metric(metric, self.lines)
         self.reference = self.lines[0] if against is None else _named(against, self.lines)
@@ -79,9 +79,9 @@ class Comparison:
     @cached_property
     def differs(self) -> dict[str, list[Any]]:
         """Keys of the configs that are not the same for all lines, with each line's value."""
-        return differing([{**line.cells[0].config, "seed": None} for line in self.lines])
+        return differing([{**line.records[0].config, "seed": None} for line in self.lines])
 
-    def difference(self, line: Line) -> float | None:
+    def difference(self, line: SettingRuns) -> float | None:
         """Of the means, to the line that all are compared with."""
         here, there = (mean_of(by_seed(x, self.metric)) for x in (line, self.reference))
         return None if here is None or there is None or line is self.reference else here - there
@@ -90,7 +90,7 @@ class Comparison:
     def notes(self) -> list[str]:
         """What keeps the figures from being what they seem, and what a test would need."""
         out = []
-        unfinished = [cell for line in self.lines for cell in line.cells if not cell.finished]
+        unfinished = [record for line in self.lines for record in line.records if not record.finished]
         if unfinished:
             out.append(
                 f"{_runs(len(unfinished))} not finished and left out of differences and tests:"
@@ -99,7 +99,7 @@ class Comparison:
         without = [
             line.label
             for line in self.lines
-            if not by_seed(line, self.metric) and any(cell.finished for cell in line.cells)
+            if not by_seed(line, self.metric) and any(record.finished for record in line.records)
         ]
         if without:
             out.append(f"There is no {self.metric} of {', '.join(without)}.")
@@ -164,11 +164,11 @@ class Comparison:
             "notes": self.notes,
         }
 
-    def _plain_line(self, line: Line) -> dict[str, Any]:
+    def _plain_line(self, line: SettingRuns) -> dict[str, Any]:
         values = by_seed(line, self.metric)
         return {
             "label": line.label,
-            "runs": [str(cell.path) for cell in line.cells],
+            "runs": [str(record.path) for record in line.records],
             "status": line.status,
             "values": {str(seed): value for seed, value in values.items()},
             "mean": mean_of(values),
@@ -202,48 +202,55 @@ class Comparison:
         }
 
 
-def read_lines(folders: Sequence[Path]) -> list[Line]:
+def read_lines(folders: Sequence[Path]) -> list[SettingRuns]:
     """A line per setting over all folders, its seeds from whichever holds them. Where two folders hold the
     very same experiment, it is the folders that are to be compared, and each keeps its own lines."""
     for folder in folders:
         if not Path(folder).is_dir():
             raise ConfigError(f"there is no folder {folder}")
-    cells = read_all(folders)
-    homes = {cell.path: _home(cell, folders) for cell in cells}
-    seen = {(homes[cell.path], json.dumps(cell.config, sort_keys=True)) for cell in cells}
+    records = read_all(folders)
+    homes = {record.path: _home(record, folders) for record in records}
+    seen = {(homes[record.path], json.dumps(record.config, sort_keys=True)) for record in records}
     if len(seen) == len({experiment for _, experiment in seen}):
-        return _told_apart(settings(cells), homes)
-    apart = [[cell for cell in cells if homes[cell.path] == home] for home in dict.fromkeys(homes.values())]
+        return _told_apart(settings(records), homes)
+    apart = [
+        [record for record in records if homes[record.path] == home] for home in dict.fromkeys(homes.values())
+    ]
     return _told_apart([line for some in apart for line in settings(some)], homes)
 
 
-def _home(cell: Cell, folders: Sequence[Path]) -> Path:
+def _home(record: RunRecord, folders: Sequence[Path]) -> Path:
     """The folder it was asked for by."""
-    path = cell.path.resolve()
+    path = record.path.resolve()
     return next(folder for folder in (Path(f).resolve() for f in folders) if folder in (path, path.parent))
 
 
-def _told_apart(lines: list[Line], homes: dict[Path, Path]) -> list[Line]:
+def _told_apart(lines: list[SettingRuns], homes: dict[Path, Path]) -> list[SettingRuns]:
     """No two of one name: each gets the folder it was asked for by, or where they share that the run's own,
     or at last a number."""
-    for place_of in (lambda line: homes[line.cells[0].path].name, lambda line: line.cells[0].path.name):
+    for place_of in (lambda line: homes[line.records[0].path].name, lambda line: line.records[0].path.name):
         names = [line.label for line in lines]
         known = {name: {place_of(line) for line in lines if line.label == name} for name in names}
-        lines = [Line(f"{x.label} ({place_of(x)})", x.cells) if len(known[x.label]) > 1 else x for x in lines]
+        lines = [
+            SettingRuns(f"{x.label} ({place_of(x)})", x.records) if len(known[x.label]) > 1 else x
+            for x in lines
+        ]
     met: dict[str, int] = {}
     out = []
     for line in lines:
         met[line.label] = met.get(line.label, 0) + 1
-        out.append(line if met[line.label] == 1 else Line(f"{line.label} #{met[line.label]}", line.cells))
+        out.append(
+            line if met[line.label] == 1 else SettingRuns(f"{line.label} #{met[line.label]}", line.records)
+        )
     return out
 
 
-def by_seed(line: Line, metric: str) -> dict[int, float]:
+def by_seed(line: SettingRuns, metric: str) -> dict[int, float]:
     """Of the runs that have come to their end."""
     return {
-        cell.seed: float(cell.final[metric])
-        for cell in line.cells
-        if cell.finished and cell.final.get(metric) is not None
+        record.seed: float(record.final[metric])
+        for record in line.records
+        if record.finished and record.final.get(metric) is not None
     }
 
 
@@ -255,8 +262,8 @@ def spread_of(values: dict[int, float]) -> float | None:
     return statistics.stdev(values.values()) if len(values) > 1 else None
 
 
-def _check_metric(metric: str, lines: Sequence[Line]) -> None:
-    final = [cell.final for line in lines for cell in line.cells]
+def _check_metric(metric: str, lines: Sequence[SettingRuns]) -> None:
+    final = [record.final for line in lines for record in line.records]
     known = {name for figures in final for name, value in figures.items() if isinstance(value, (int, float))}
     known -= {"diverged"}  # a round: its mean says nothing
     if metric in known:
@@ -268,7 +275,7 @@ def _check_metric(metric: str, lines: Sequence[Line]) -> None:
     raise ConfigError(f"--metric: unknown metric '{metric}'{suggest(metric, known)}")
 
 
-def _named(label: str, lines: Sequence[Line]) -> Line:
+def _named(label: str, lines: Sequence[SettingRuns]) -> SettingRuns:
     for line in lines:
         if line.label == label:
             return line
@@ -277,7 +284,7 @@ def _named(label: str, lines: Sequence[Line]) -> Line:
     )
 
 
-def _pair(first: Line, second: Line, metric: str) -> Pair:
+def _pair(first: SettingRuns, second: SettingRuns, metric: str) -> Pair:
     here, there = by_seed(first, metric), by_seed(second, metric)
     shared = tuple(sorted(here.keys() & there.keys()))
     over_seeds = paired([there[seed] - here[seed] for seed in shared]) if shared else None
@@ -290,20 +297,20 @@ def _pair(first: Line, second: Line, metric: str) -> Pair:
     return Pair(first, second, over_seeds, shared)
 
 
-def _twins(pair: Pair) -> list[tuple[Cell, Cell]]:
+def _twins(pair: Pair) -> list[tuple[RunRecord, RunRecord]]:
     """Their runs under each seed that they share."""
-    here, there = ({cell.seed: cell for cell in line.cells} for line in (pair.first, pair.second))
+    here, there = ({record.seed: record for record in line.records} for line in (pair.first, pair.second))
     return [(here[seed], there[seed]) for seed in pair.seeds]
 
 
-def _same_data(one: Cell, other: Cell) -> bool:
+def _same_data(one: RunRecord, other: RunRecord) -> bool:
     return bool(one.manifest["partition"] == other.manifest["partition"])
 
 
-def _of_clients(one: Cell, other: Cell) -> list[float]:
+def _of_clients(one: RunRecord, other: RunRecord) -> list[float]:
     """What each client gains in accuracy, of those that are benign and measured in both runs."""
     malicious = {*one.run.malicious(), *other.run.malicious()}
-    here, there = ({dot.client: dot.accuracy for dot in cell.dots()} for cell in (one, other))
+    here, there = ({dot.client: dot.accuracy for dot in record.dots()} for record in (one, other))
     return [there[client] - here[client] for client in sorted(here.keys() & there.keys() - malicious)]
 
 
@@ -311,6 +318,6 @@ def _runs(count: int) -> str:
     return "1 run is" if count == 1 else f"{count} runs are"
 
 
-def _told(cells: Sequence[Cell], most: int = 4) -> str:
-    said = [f"{cell.path.name} ({cell.run_status.words})" for cell in cells[:most]]
-    return ", ".join(said) + (f" and {len(cells) - most} more" if len(cells) > most else "")
+def _told(records: Sequence[RunRecord], most: int = 4) -> str:
+    said = [f"{record.path.name} ({record.run_status.words})" for record in records[:most]]
+    return ", ".join(said) + (f" and {len(records) - most} more" if len(records) > most else "")

@@ -10,7 +10,7 @@ from holdfast.report import plots, svg
 from holdfast.report.axis import shorten
 from holdfast.report.charts import NAME_LETTERS
 from holdfast.report.markup import Section, fill
-from holdfast.report.read_runs import Line
+from holdfast.report.read_runs import SettingRuns
 from holdfast.report.table import amount, duration
 
 _PARTS: dict[str, tuple[dict[str, str], Callable[[float], str]]] = {
@@ -22,7 +22,7 @@ _PARTS: dict[str, tuple[dict[str, str], Callable[[float], str]]] = {
 }
 
 
-def costs(lines: Sequence[Line]) -> Section | None:
+def costs(lines: Sequence[SettingRuns]) -> Section | None:
     """Bars that compare several settings; a single run has its costs in the table of figures."""
     if len(lines) < 2:
         return None

@@ -27,7 +27,7 @@ _MOST_ROWS, _MOST_COLUMNS = 150, 600  # of a map
 
 
 @dataclass(frozen=True)
-class Curves:
+class CurvesFigure:
     """Lines with bands over rounds, or over another whole number."""
 
     title: str
@@ -52,7 +52,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Cells:
+class MatrixFigure:
     """Numbers by column and row; `texts` are written into the cells, and empty ones stay empty."""
 
     title: str
@@ -66,7 +66,7 @@ class Cells:
     most: float = 1.0
     """What has the darkest shade."""
 
-    def shown(self) -> Cells:
+    def shown(self) -> MatrixFigure:
         """As much as one can look at: the first rows and columns."""
         rows, columns = len(self.names), len(self.heads)
         if rows <= _MOST_ROWS and columns <= _MOST_COLUMNS:
@@ -93,7 +93,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ImageFigure:
     """A picture that is one already."""
 
     title: str
@@ -113,7 +113,7 @@ class Diagnosis:
     title: str
     frame: pd.DataFrame
     short: pd.DataFrame
-    figures: Sequence[Curves | Cells | Sheet]
+    figures: Sequence[CurvesFigure | MatrixFigure | ImageFigure]
 
     def write(self, path: Path) -> None:
         """Write numbers (.csv), a page (.html) or a picture (.png, .pdf, .svg), by the ending of the file."""
@@ -122,10 +122,10 @@ class Diagnosis:
             write_atomically(path, self.frame.to_csv(index=False).encode(errors="replace"))
         elif ending == ".html":
             write_atomically(path, self.page().encode(errors="replace"))
-        elif isinstance(image := self.figures[0], Sheet):
+        elif isinstance(image := self.figures[0], ImageFigure):
             write_image(image.image, path)
         else:
-            drawings = [one.drawing() for one in self.figures if not isinstance(one, Sheet)]
+            drawings = [one.drawing() for one in self.figures if not isinstance(one, ImageFigure)]
             write_drawings(drawings, path)
 
     def page(self) -> str:

@@ -9,21 +9,21 @@ from typing import Any
 from holdfast.core.errors import RunError
 from holdfast.deploy.ledger import Entry, Ledger
 from holdfast.report.markup import Section, fill
-from holdfast.report.read_runs import Cell
+from holdfast.report.read_runs import RunRecord
 
 _MARKS = {"here": "●", "missing": "○", "refused": "✗", "banned": "■", "away": "·"}
 _MOST_ROUNDS = 120
 
 
-def federated(cells: Sequence[Cell]) -> Section | None:
+def federated(records: Sequence[RunRecord]) -> Section | None:
     """The ledger of the federation; None where the run was simulated."""
-    if len(cells) != 1 or not (cells[0].path.parent / "ledger.jsonl").exists():
+    if len(records) != 1 or not (records[0].path.parent / "ledger.jsonl").exists():
         return None
     try:
-        ledger = Ledger(cells[0].path.parent / "ledger.jsonl")
+        ledger = Ledger(records[0].path.parent / "ledger.jsonl")
     except RunError as error:
         return Section("The federation", fill("sections/no_ledger.html", error=str(error)))
-    entries, label = ledger.entries, cells[0].manifest["label"]
+    entries, label = ledger.entries, records[0].manifest["label"]
     clients = sorted(
         {entry.client for entry in entries if entry.kind == "enrol" and entry.client is not None}
     )

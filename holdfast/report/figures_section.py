@@ -10,15 +10,15 @@ from holdfast.report.attack_effects import attacked
 from holdfast.report.charts import swatch
 from holdfast.report.equal_runs import without_effect
 from holdfast.report.markup import Section, fill
-from holdfast.report.read_runs import Cell, Line, not_begun
+from holdfast.report.read_runs import RunRecord, SettingRuns, not_begun
 from holdfast.report.robustness_map import map_drawing, score_map
-from holdfast.report.settings_by_attack import WORST, Crossing, Grid
+from holdfast.report.settings_by_attack import WORST, ScoreGrid, SettingsByAttack
 from holdfast.report.table import STATUS, columns, tabulate
 
 
-def headline(lines: Sequence[Line], crossing: Crossing) -> Section:
+def headline(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Section:
     """What shows the result: maps of settings by attack where there are some, else the figures."""
-    if grids := _mapped(crossing):
+    if grids := _mapped(by_attack):
         return _maps(grids)
     question = (
         "Who held, who fell"
@@ -27,24 +27,24 @@ def headline(lines: Sequence[Line], crossing: Crossing) -> Section:
         if len(lines) > 1
         else "Figures"
     )
-    return Section(question, _figures(lines, crossing, ranked=True) + _all_figures(lines))
+    return Section(question, _figures(lines, by_attack, ranked=True) + _all_figures(lines))
 
 
-def figures(lines: Sequence[Line], crossing: Crossing) -> Section | None:
+def figures(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Section | None:
     """The figures, where the maps are shown first."""
-    if not _mapped(crossing):
+    if not _mapped(by_attack):
         return None
-    table = _figures(lines, crossing, ranked=False) + _all_figures(lines)
+    table = _figures(lines, by_attack, ranked=False) + _all_figures(lines)
     return Section("Figures", fill("folded.html", content=table, rows=len(lines)))
 
 
-def _mapped(crossing: Crossing) -> list[Grid]:
+def _mapped(by_attack: SettingsByAttack) -> list[ScoreGrid]:
     """A map for each dataset. Without two attacks or two settings to compare, the table of figures is
     enough."""
-    return [grid for grid in crossing.grids if len(grid.attacks) > 1 and len(grid.settings) > 1]
+    return [grid for grid in by_attack.grids if len(grid.attacks) > 1 and len(grid.settings) > 1]
 
 
-def _maps(grids: Sequence[Grid]) -> Section:
+def _maps(grids: Sequence[ScoreGrid]) -> Section:
     several = len(grids) > 1
     maps = [
         (grid.data if several else "", score_map(grid, f", {grid.data}" if several else "")) for grid in grids
@@ -54,23 +54,23 @@ def _maps(grids: Sequence[Grid]) -> Section:
     return Section("Who held, who fell", body, [map_drawing(grid, several) for grid in grids])
 
 
-def _figures(lines: Sequence[Line], crossing: Crossing, ranked: bool) -> Markup:
+def _figures(lines: Sequence[SettingRuns], by_attack: SettingsByAttack, ranked: bool) -> Markup:
     """The table of figures. `ranked`: the best of a column is marked, which is useful where all rows faced
     the same attack."""
     table, shown = tabulate(lines), columns(lines)
     rows = []
     for line, row in zip(lines, table.rows, strict=True):
-        cells = [
+        records = [
             (_kind(name, len(entry.text), entry.best and ranked), entry)
             for name, entry in zip(table.titles[1:], row[1:], strict=True)
         ]
-        rows.append((swatch(crossing.place(line)), row[0].text, cells))
+        rows.append((swatch(by_attack.place(line)), row[0].text, records))
     return fill(
         "sections/figures.html",
         columns=shown,
         more=table.titles[len(shown) + 1 :],
         rows=rows,
-        notes=_notes(lines, crossing, ranked and any(entry.best for row in table.rows for entry in row)),
+        notes=_notes(lines, by_attack, ranked and any(entry.best for row in table.rows for entry in row)),
         status=STATUS,
     )
 
@@ -82,20 +82,20 @@ def _kind(name: str, letters: int, best: bool) -> str:
     return "best" if best else "plain"
 
 
-def _notes(lines: Sequence[Line], crossing: Crossing, starred: bool) -> list[str]:
-    several = len(crossing.grids) > 1 or any(len(grid.attacks) > 1 for grid in crossing.grids)
+def _notes(lines: Sequence[SettingRuns], by_attack: SettingsByAttack, starred: bool) -> list[str]:
+    several = len(by_attack.grids) > 1 or any(len(grid.attacks) > 1 for grid in by_attack.grids)
     alike = " among those that faced the same" if several else ""
     notes = [f"★ best of its column{alike}."] if starred else []
     if any(line.seeds > 1 for line in lines):
         notes.append("± is the standard deviation over seeds.")
     if len(lines) > 1 or lines[0].seeds > 1:
         notes.append("Runs that are played together share their time, so it does not rank methods.")
-    return notes + _troubles([cell for line in lines for cell in line.cells])
+    return notes + _troubles([record for line in lines for record in line.records])
 
 
-def _troubles(cells: Sequence[Cell]) -> list[str]:
+def _troubles(records: Sequence[RunRecord]) -> list[str]:
     """What keeps figures from being what they seem."""
-    status = [cell.run_status.status for cell in cells]
+    status = [record.run_status.status for record in records]
     notes = []
     if unfinished := sum(said in ("begun", "not begun") for said in status):
         have = (
@@ -111,10 +111,10 @@ def _troubles(cells: Sequence[Cell]) -> list[str]:
         )
     if failed := status.count("failed"):
         notes.append(f"{failed} of the runs failed and have no figures.")
-    if noted := [note for cell in cells for part in cell.parts for note in part.get("attack", [])]:
+    if noted := [note for record in records for part in record.parts for note in part.get("attack", [])]:
         notes.append(f"An attack was not quite its formula in some rounds: {noted[0]}.")
-    notes += without_effect(cells)
-    if missing := not_begun(cells):
+    notes += without_effect(records)
+    if missing := not_begun(records):
         notes.append(
             f"{missing} cells of the sweep have not begun, or failed before their first round, and are not"
             " shown."
@@ -122,10 +122,10 @@ def _troubles(cells: Sequence[Cell]) -> list[str]:
     return notes
 
 
-def _all_figures(lines: Sequence[Line]) -> Markup:
+def _all_figures(lines: Sequence[SettingRuns]) -> Markup:
     """Every final figure, also those that have no column above."""
     names = sorted(
-        {name for line in lines for cell in line.cells for name in cell.final} - {"diverged"}
+        {name for line in lines for record in line.records for name in record.final} - {"diverged"}
     )  # the mean of rounds means nothing
     rows = [(name, [line.mean(name) for line in lines]) for name in names]
     return fill(

@@ -28,7 +28,7 @@ from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.experiment.manifest import read_manifest, run_folders
 from holdfast.report.markup import script_json, whole_page
 from holdfast.report.page import MOST_TOGETHER, render, render_one
-from holdfast.report.read_runs import read_cells
+from holdfast.report.read_runs import read_records
 from holdfast.storage.status import FAILURE, run_status
 from holdfast.sweeps.folder import listed
 
@@ -198,7 +198,7 @@ class Viewed:
             return _message(self.folder.name, self.folder.name, f"this cannot be drawn now: {why}", live)
 
     def _report(self, path: str, live: Markup) -> str:
-        cells = read_cells(self.folder)
+        cells = read_records(self.folder)
         paths = _paths([cell.path for cell in cells])
         if path == "/":
             return render(cells, links={run: quote(to) for to, run in paths.items()}, live=live)

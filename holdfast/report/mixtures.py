@@ -9,26 +9,26 @@ from holdfast.core.errors import HoldfastError
 from holdfast.report.class_counts import federation_of
 from holdfast.report.committee import laid_out
 from holdfast.report.markup import Section, fill
-from holdfast.report.read_runs import Cell
-from holdfast.report.run_data import Frame, Story
-from holdfast.report.shaded_grid import Grid
+from holdfast.report.read_runs import RunRecord
+from holdfast.report.run_data import Frame, RunData
+from holdfast.report.shaded_grid import ShadedGrid
 from holdfast.report.timelines import thinned
 
 _NOT_WANTED = -1
 
 
-def matrices(story: Story) -> list[Section]:
+def matrices(run_data: RunData) -> list[Section]:
     """Customisation, attention, and whatever matrix with a row per client a method of one's own records."""
     found = [
-        _matrix(story, name, frames)
-        for name, frames in story.frames.items()
-        if story.declared.kind(name) != "votes"
+        _matrix(run_data, name, frames)
+        for name, frames in run_data.frames.items()
+        if run_data.declared.kind(name) != "votes"
     ]
     return [section for section in found if section is not None]
 
 
-def _matrix(story: Story, name: str, frames: list[Frame]) -> Section | None:
-    declared, clients = story.declared, story.of_pairs()
+def _matrix(run_data: RunData, name: str, frames: list[Frame]) -> Section | None:
+    declared, clients = run_data.declared, run_data.of_pairs()
     of_clients = declared.kind(name) == "mixture"
     present = {
         int(i)
@@ -42,10 +42,10 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> Section | None:
     if not np.isfinite(values).any():
         return None
     title = "Whose models each client was given" if of_clients else f"Recorded: {name}"
-    heads = [story.mark(i) for i in across] if of_clients else list(map(str, across))
-    grid = Grid(
+    heads = [run_data.mark(i) for i in across] if of_clients else list(map(str, across))
+    grid = ShadedGrid(
         title,
-        [story.mark(client) for client in clients],
+        [run_data.mark(client) for client in clients],
         heads,
         values,
         ("client", "model of" if of_clients else "column"),
@@ -60,45 +60,53 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> Section | None:
     known = declared.find(name)
     words += f"; {known.note}." if known and known.note else "."
     note = (
-        f"{_from_attackers(story, frames)} {words}".strip()
+        f"{_from_attackers(run_data, frames)} {words}".strip()
         if of_clients
         else declared.about(name)[0].upper() + declared.about(name)[1:] + "."
     )
-    few = f" Shown are {len(clients)} of {story.everyone:,} clients." if len(clients) < story.everyone else ""
-    some = f" The slider has {len(frames)} of {story.played:,} rounds." if len(frames) < story.played else ""
-    drawn = {"legend": legend_of(story), "grid": grid.html()}
+    few = (
+        f" Shown are {len(clients)} of {run_data.everyone:,} clients."
+        if len(clients) < run_data.everyone
+        else ""
+    )
+    some = (
+        f" The slider has {len(frames)} of {run_data.played:,} rounds."
+        if len(frames) < run_data.played
+        else ""
+    )
+    drawn = {"legend": legend_of(run_data), "grid": grid.html()}
     return Section(title, fill("sections/matrix.html", note=note + few + some, **drawn), [grid.drawing()])
 
 
-def legend_of(story: Story) -> Markup:
+def legend_of(run_data: RunData) -> Markup:
     """The sign of attackers only: bans are not drawn here."""
-    return fill("sections/legend_of_attackers.html", attackers=story.attackers)
+    return fill("sections/legend_of_attackers.html", attackers=run_data.attackers)
 
 
-def _from_attackers(story: Story, frames: list[Frame]) -> str:
+def _from_attackers(run_data: RunData, frames: list[Frame]) -> str:
     """How much of benign clients' models is attackers', at first and at last."""
     said = [
         f"{100 * frame.foul:.2g} % in round {frame.round}"
         for frame in (frames[0], frames[-1])
         if not np.isnan(frame.foul)
     ]
-    if not story.malicious or not said:
+    if not run_data.malicious or not said:
         return ""
     return (
         f"Of what benign clients were given, attackers' models made up {' and '.join(dict.fromkeys(said))}."
     )
 
 
-def matches(story: Story, cell: Cell) -> Section | None:
+def matches(run_data: RunData, record: RunRecord) -> Section | None:
     """Whom the server took for each client's peer; against the truth where the partition knows it."""
-    if not any((frame.values != _NOT_WANTED).any() for frame in story.matches.values()):
+    if not any((frame.values != _NOT_WANTED).any() for frame in run_data.matches.values()):
         return None
-    facts = _facts(cell)
+    facts = _facts(record)
     partner, target = facts.get("partner"), facts.get("target")
-    clients = story.of_pairs()
+    clients = run_data.of_pairs()
     peers: Found = {}
     right: dict[tuple[int, int], bool] = {}
-    for round, frame in story.matches.items():
+    for round, frame in run_data.matches.items():
         peers[round] = {
             int(i): _peers(row, target, int(i)) for i, row in zip(frame.rows, frame.values, strict=True)
         }
@@ -114,12 +122,12 @@ def matches(story: Story, cell: Cell) -> Section | None:
     note += "" if all(right.values()) else " Underlined and pale: not the true partner."
     several = any(len(found) > 1 for now in peers.values() for found in now.values())
     note += " Of several classes at once: the peers of all." if several else ""
-    by_round = _by_round(story, clients, peers, right, known)
-    how_often = _how_often(story, clients, peers, partner)
+    by_round = _by_round(run_data, clients, peers, right, known)
+    how_often = _how_often(run_data, clients, peers, partner)
     body = fill(
         "sections/matches.html",
-        note=note + thinned(story),
-        legend=legend_of(story),
+        note=note + thinned(run_data),
+        legend=legend_of(run_data),
         by_round=by_round.html(),
         known=known,
         how_often=how_often.html(),
@@ -137,12 +145,12 @@ Found = dict[int, dict[int, list[int]]]
 
 
 def _by_round(
-    story: Story, clients: list[int], peers: Found, right: dict[tuple[int, int], bool], known: bool
-) -> Grid:
-    shades = np.full((len(clients), len(story.rounds)), np.nan)
-    texts, says, cut = [[""] * len(story.rounds) for _ in clients], {}, ""
+    run_data: RunData, clients: list[int], peers: Found, right: dict[tuple[int, int], bool], known: bool
+) -> ShadedGrid:
+    shades = np.full((len(clients), len(run_data.rounds)), np.nan)
+    texts, says, cut = [[""] * len(run_data.rounds) for _ in clients], {}, ""
     for down, client in enumerate(clients):
-        for place, round in enumerate(story.rounds):
+        for place, round in enumerate(run_data.rounds):
             found = peers.get(round, {}).get(client)
             if not found:
                 continue
@@ -151,9 +159,9 @@ def _by_round(
             if known:
                 says[down, place] = "right" if right[client, round] else "wrong"
                 cut += "" if right[client, round] else f"M{place}.1 {down}.86h.74"
-    rows, columns = [story.mark(client) for client in clients], list(map(str, story.rounds))
+    rows, columns = [run_data.mark(client) for client in clients], list(map(str, run_data.rounds))
     marks = [("m cut", cut)] if cut else []
-    return Grid(
+    return ShadedGrid(
         "Peers by client and round",
         rows,
         columns,
@@ -167,7 +175,7 @@ def _by_round(
     )
 
 
-def _how_often(story: Story, clients: list[int], peers: Found, partner: np.ndarray | None) -> Grid:
+def _how_often(run_data: RunData, clients: list[int], peers: Found, partner: np.ndarray | None) -> ShadedGrid:
     place = {client: i for i, client in enumerate(clients)}
     counts = np.zeros((len(clients), len(clients)))
     for now in peers.values():
@@ -184,18 +192,18 @@ def _how_often(story: Story, clients: list[int], peers: Found, partner: np.ndarr
             if int(partner[c]) in place
         )
     )
-    names = [story.mark(client) for client in clients]
+    names = [run_data.mark(client) for client in clients]
     texts = [[f"{n:.0f}" if n else "" for n in row] for row in counts]
     marks = [("m true", frames)] if frames else []
     title = "How often each client was given each other's model"
-    return Grid(
+    return ShadedGrid(
         title, names, names, counts[None], ("client", "model of"), square=True, texts=texts, marks=marks
     )
 
 
-def _facts(cell: Cell) -> dict[str, np.ndarray]:
+def _facts(record: RunRecord) -> dict[str, np.ndarray]:
     """What the partition knows of its clients. Nothing where the data is not at hand."""
     try:
-        return {name: value.numpy() for name, value in federation_of(cell.run.config).facts.items()}
+        return {name: value.numpy() for name, value in federation_of(record.run.config).facts.items()}
     except HoldfastError:
         return {}

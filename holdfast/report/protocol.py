@@ -7,23 +7,23 @@ from typing import Any
 
 from holdfast.report.charts import swatch
 from holdfast.report.markup import Section, fill
-from holdfast.report.read_runs import Cell, Line
-from holdfast.report.settings_by_attack import Crossing
+from holdfast.report.read_runs import RunRecord, SettingRuns
+from holdfast.report.settings_by_attack import SettingsByAttack
 
 _MOST_NAMES = 24  # of settings that share a row
 
 
-def protocol(lines: Sequence[Line], crossing: Crossing) -> Section:
+def protocol(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Section:
     """A row for each way of measuring, with the settings that were measured so."""
-    alike: dict[tuple[str, ...], list[Line]] = {}
+    alike: dict[tuple[str, ...], list[SettingRuns]] = {}
     for line in lines:
-        told = line.cells[0].protocol
-        words = (_model_words(told), _client_words(told, line.cells[0]), _time_words(told, line.cells[0]))
+        told = line.records[0].protocol
+        words = (_model_words(told), _client_words(told, line.records[0]), _time_words(told, line.records[0]))
         alike.setdefault(words, []).append(line)
     rows = []
     for row, same in alike.items():
         shown = same if len(same) <= _MOST_NAMES else same[: _MOST_NAMES - 1]
-        names = [(swatch(crossing.place(line)), line.label) for line in shown]
+        names = [(swatch(by_attack.place(line)), line.label) for line in shown]
         rows.append((names, len(same) - len(shown), row))
     return Section("How it was measured", fill("sections/protocol.html", rows=rows))
 
@@ -46,7 +46,7 @@ def _model_words(told: dict[str, Any]) -> str:
     return f"{text} (a client outside the cohort: {kept[told['unselected']]}{trained})"
 
 
-def _client_words(told: dict[str, Any], cell: Cell) -> str:
+def _client_words(told: dict[str, Any], record: RunRecord) -> str:
     groups = {
         "all": "all clients",
         "benign": "benign clients",
@@ -54,22 +54,24 @@ def _client_words(told: dict[str, Any], cell: Cell) -> str:
         "held-out": "held-out clients",
     }
     who = groups[told["clients"]]
-    share = cell.config["data"]["split"]["test"]
+    share = record.config["data"]["split"]["test"]
     on = (
         "the dataset's whole test split"
         if told["test"] == "global"
         else f"each one's own test samples ({100 * share:g} % of its data)"
     )
     return f"{who}, {on}" + (
-        "; the mean leaves out malicious ones" if cell.config["attack"] is not None else ""
+        "; the mean leaves out malicious ones" if record.config["attack"] is not None else ""
     )
 
 
-def _time_words(told: dict[str, Any], cell: Cell) -> str:
+def _time_words(told: dict[str, Any], record: RunRecord) -> str:
     every = "every round" if told["every"] == 1 else f"every {told['every']} rounds and the last"
-    last = max((round for round, _ in cell.curve("accuracy")), default=0)
-    if last == cell.rounds:
+    last = max((round for round, _ in record.curve("accuracy")), default=0)
+    if last == record.rounds:
         return f"{every}; the headline is the last round ({last})"
-    if last > cell.rounds:  # what a method does at the end counts as one more round
-        return f"{every}; the headline is what the method's last step, after round {cell.rounds}, made of it"
-    return f"{every}; the headline is round {last} of {cell.rounds}, the last so far" if last else every
+    if last > record.rounds:  # what a method does at the end counts as one more round
+        return (
+            f"{every}; the headline is what the method's last step, after round {record.rounds}, made of it"
+        )
+    return f"{every}; the headline is round {last} of {record.rounds}, the last so far" if last else every

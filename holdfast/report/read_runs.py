@@ -35,7 +35,7 @@ class Dot:
     """Means leave it out."""
 
 
-class Cell:
+class RunRecord:
     """One run as the report sees it."""
 
     def __init__(self, path: Path):
@@ -49,7 +49,7 @@ class Cell:
         self.result = self.run_status.result
         self.method = name_of(self.config["method"]) or "?"
         self.label = self.manifest["label"] if self.manifest.get("sweep") else self._described()
-        self.twin: Cell | None = None
+        self.twin: RunRecord | None = None
         """The same run without an attack, where it is among those that are shown."""
 
     def _described(self) -> str:
@@ -82,13 +82,13 @@ class Cell:
             figures[f"seconds/{name}"] = sum(p.get("seconds", {}).get(name, 0.0) for p in self.parts)
         return figures
 
-    def _lost(self, twin: Cell) -> float | None:
+    def _lost(self, twin: RunRecord) -> float | None:
         """Accuracy that the attack took from the clients that are benign here and measured in both runs. The
         twin's own mean is over other clients: nobody is malicious there."""
         if not twin.finished:
             return None
         malicious = set(self.run.malicious())
-        here, there = ({dot.client: dot.accuracy for dot in cell.dots()} for cell in (self, twin))
+        here, there = ({dot.client: dot.accuracy for dot in record.dots()} for record in (self, twin))
         both = [
             there[client] - here[client] for client in here if client in there and client not in malicious
         ]
@@ -132,26 +132,26 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class SettingRuns:
     """Runs of one setting under one or several seeds: a line of the table and of the charts."""
 
     label: str
-    cells: tuple[Cell, ...]
+    records: tuple[RunRecord, ...]
 
     @property
     def seeds(self) -> int:
-        return len(self.cells)
+        return len(self.records)
 
     @property
     def status(self) -> str:
         """How its runs stand, in words."""
-        if len(self.cells) == 1:
-            return self.cells[0].run_status.words
-        said = [cell.run_status.status for cell in self.cells]
+        if len(self.records) == 1:
+            return self.records[0].run_status.words
+        said = [record.run_status.status for record in self.records]
         return ", ".join(f"{said.count(status)} {status}" for status in dict.fromkeys(said))
 
     def values(self, metric: str) -> list[float]:
-        return [float(c.final[metric]) for c in self.cells if c.final.get(metric) is not None]
+        return [float(c.final[metric]) for c in self.records if c.final.get(metric) is not None]
 
     def mean(self, metric: str) -> float | None:
         """Of the seeds that have the figure."""
@@ -165,7 +165,7 @@ class Line:
 
     def curve(self, metric: str) -> list[tuple[int, float, float, float]]:
         """(round, mean, lowest, highest) over the seeds, for rounds that all of them have."""
-        curves = [dict(c.curve(metric)) for c in self.cells]
+        curves = [dict(c.curve(metric)) for c in self.records]
         rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
         return [
             (r, statistics.fmean(c[r] for c in curves), min(c[r] for c in curves), max(c[r] for c in curves))
@@ -173,26 +173,26 @@ class Line:
         ]
 
     def dots(self) -> list[Dot]:
-        return [dot for cell in self.cells for dot in cell.dots()]
+        return [dot for record in self.records for dot in record.dots()]
 
 
-def asked(lines: Iterable[Line]) -> list[str]:
+def asked(lines: Iterable[SettingRuns]) -> list[str]:
     """The metrics beside accuracy and loss that any of the runs was asked for."""
     wanted = {
         metric
         for line in lines
-        for cell in line.cells
-        for metric in cell.config["evaluate"].get("metrics", ())
+        for record in line.records
+        for metric in record.config["evaluate"].get("metrics", ())
     }
     return [metric for metric in METRICS if metric in wanted]
 
 
-def read_cells(folder: Path) -> list[Cell]:
+def read_records(folder: Path) -> list[RunRecord]:
     """The runs in a folder: itself, or those directly below it."""
     return read_all([folder])
 
 
-def read_all(folders: Sequence[Path]) -> list[Cell]:
+def read_all(folders: Sequence[Path]) -> list[RunRecord]:
     """The runs of several folders, each run once; one that is attacked here may have its honest twin
     there."""
     paths: dict[Path, Path] = {}
@@ -202,64 +202,68 @@ def read_all(folders: Sequence[Path]) -> list[Cell]:
             raise ConfigError(f"no run in {folder}: neither it nor a folder below it has a manifest.json")
         for path in found:
             paths.setdefault(path.resolve() if len(folders) > 1 else path, path)
-    cells = [Cell(path) for path in paths.values()]
-    honest: dict[str, Cell] = {}
-    for cell in cells:
-        if cell.config["attack"] is None:
-            same = _but_for_the_attack(cell)
-            honest[same] = _finished_of(honest.get(same), cell)
-    for cell in cells:
-        if cell.config["attack"] is not None:
-            cell.twin = honest.get(_but_for_the_attack(cell))
-    return cells
+    records = [RunRecord(path) for path in paths.values()]
+    honest: dict[str, RunRecord] = {}
+    for record in records:
+        if record.config["attack"] is None:
+            same = _but_for_the_attack(record)
+            honest[same] = _finished_of(honest.get(same), record)
+    for record in records:
+        if record.config["attack"] is not None:
+            record.twin = honest.get(_but_for_the_attack(record))
+    return records
 
 
-def _finished_of(known: Cell | None, other: Cell) -> Cell:
+def _finished_of(known: RunRecord | None, other: RunRecord) -> RunRecord:
     """Of two runs of one experiment the one that came to its end, else the first."""
     return other if known is None or (other.finished and not known.finished) else known
 
 
-def _but_for_the_attack(cell: Cell) -> str:
-    return json.dumps({**cell.config, "attack": None}, sort_keys=True)
+def _but_for_the_attack(record: RunRecord) -> str:
+    return json.dumps({**record.config, "attack": None}, sort_keys=True)
 
 
-def not_begun(cells: Sequence[Cell]) -> int:
+def not_begun(records: Sequence[RunRecord]) -> int:
     """How many cells of the sweep that these runs belong to have left nothing to show: not begun, or failed
     before their first round."""
-    folder = cells[0].path.parent
+    folder = records[0].path.parent
     return len([c for c in listed(folder) if not (folder / c["folder"] / "manifest.json").exists()])
 
 
-def one_each(cells: Iterable[Cell]) -> list[Line]:
+def one_each(records: Iterable[RunRecord]) -> list[SettingRuns]:
     """Every run its own line."""
-    return _told_apart([Line(cell.label, (cell,)) for cell in cells])
+    return _told_apart([SettingRuns(record.label, (record,)) for record in records])
 
 
-def by_setting(cells: Iterable[Cell]) -> list[Line]:
+def by_setting(records: Iterable[RunRecord]) -> list[SettingRuns]:
     """Runs that differ by their seed only, together; in the order of their first run. A grid may hold one
     experiment several times (no attack, whatever its fraction): it counts once, because as further seeds it
     would make the spread smaller than it is."""
-    return _told_apart(settings(cells))
+    return _told_apart(settings(records))
 
 
-def settings(cells: Iterable[Cell]) -> list[Line]:
+def settings(records: Iterable[RunRecord]) -> list[SettingRuns]:
     """The same, where two lines may have one name."""
-    groups: dict[str, dict[int, Cell]] = {}
-    for cell in cells:
-        same = json.dumps({**cell.config, "seed": None}, sort_keys=True)
+    groups: dict[str, dict[int, RunRecord]] = {}
+    for record in records:
+        same = json.dumps({**record.config, "seed": None}, sort_keys=True)
         by_seed = groups.setdefault(same, {})
-        by_seed[cell.seed] = _finished_of(by_seed.get(cell.seed), cell)
+        by_seed[record.seed] = _finished_of(by_seed.get(record.seed), record)
     found = [tuple(by_seed.values()) for by_seed in groups.values()]
-    return [Line(_without_seed(cells[0]) if len(cells) > 1 else cells[0].label, cells) for cells in found]
+    return [
+        SettingRuns(_without_seed(records[0]) if len(records) > 1 else records[0].label, records)
+        for records in found
+    ]
 
 
-def _without_seed(cell: Cell) -> str:
-    return re.sub(r"(^| )seed=\S+", "", cell.label).strip() or cell.method
+def _without_seed(record: RunRecord) -> str:
+    return re.sub(r"(^| )seed=\S+", "", record.label).strip() or record.method
 
 
-def _told_apart(lines: list[Line]) -> list[Line]:
+def _told_apart(lines: list[SettingRuns]) -> list[SettingRuns]:
     """Two lines of one name get the folder of their first run beside it."""
     names = [line.label for line in lines]
     return [
-        Line(f"{x.label} ({x.cells[0].path.name})", x.cells) if names.count(x.label) > 1 else x for x in lines
+        SettingRuns(f"{x.label} ({x.records[0].path.name})", x.records) if names.count(x.label) > 1 else x
+        for x in lines
     ]

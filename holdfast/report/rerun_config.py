@@ -13,13 +13,13 @@ from holdfast.core.registry import plugin_options
 from holdfast.core.toml import key, to_toml, value
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import PART_SECTIONS
-from holdfast.report.read_runs import Cell
+from holdfast.report.read_runs import RunRecord
 from holdfast.sweeps.grid import expand, flatten
 
 Flat = dict[str, Any]
 
 
-def config_text(cells: Sequence[Cell]) -> str | None:
+def config_text(cells: Sequence[RunRecord]) -> str | None:
     """TOML for all of them; None when no [sweep] says the same (runs of different sweeps, objects without a
     name)."""
     try:
@@ -41,7 +41,7 @@ def as_text(table: Mapping[str, Any]) -> str:
     return to_toml(once) + (_sweep_text(dict(table["sweep"])) if table.get("sweep") else "")
 
 
-def command(cells: Sequence[Cell]) -> str:
+def command(cells: Sequence[RunRecord]) -> str:
     """With the plan, the threads and the worker processes that the bits depend on."""
     manifest = cells[0].manifest
     plan, threads = manifest["plan"], manifest["threads"]

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from holdfast.report import plots, svg
 from holdfast.report.axis import shorten
 from holdfast.report.drawing import Drawing
-from holdfast.report.settings_by_attack import WORST, Grid, Score
+from holdfast.report.settings_by_attack import WORST, Score, ScoreGrid
 
 _WIDTH, _ROW, _HEAD, _LETTER = 1120.0, 46.0, 34.0, 7.6
 _PALE, _DEEP = (
@@ -18,7 +18,7 @@ _PALE, _DEEP = (
 )  # of the heat colour: the page's ink stays legible on all shades, in light and in dark
 
 
-def score_map(grid: Grid, about: str = "") -> Markup:
+def score_map(grid: ScoreGrid, about: str = "") -> Markup:
     """Darker for more right answers; a star, bold type and a frame mark the best of a column, so colour alone
     says nothing."""
     longest = max(len(shorten(setting, 28)) for setting in grid.settings)
@@ -53,7 +53,7 @@ def score_map(grid: Grid, about: str = "") -> Markup:
     )
 
 
-def map_drawing(grid: Grid, several: bool) -> Drawing:
+def map_drawing(grid: ScoreGrid, several: bool) -> Drawing:
     """The same map as a figure for papers."""
     known = [[score.mean if score else np.nan for score in row] for row in grid.scores]
     texts = [
@@ -72,7 +72,7 @@ def _text(score: Score | None, column: str) -> str:
     return f"{100 * score.mean:.1f}{spread} %" + (f"\n{score.attack}" if column == WORST else "")
 
 
-def _head_row(grid: Grid, left: float, wide: float, apart: float) -> Markup:
+def _head_row(grid: ScoreGrid, left: float, wide: float, apart: float) -> Markup:
     """The names of the columns."""
     out = [Markup('<g role="columnheader"></g>')]
     for place, column in enumerate(grid.columns):

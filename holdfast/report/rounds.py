@@ -12,8 +12,8 @@ from holdfast.report.axis import Axis, Point, nice_ticks, worth_seeing
 from holdfast.report.charts import Series, curves, swatch
 from holdfast.report.drawing import Drawing
 from holdfast.report.markup import Section, fill, script_json
-from holdfast.report.read_runs import Line, asked
-from holdfast.report.settings_by_attack import BENIGN, HIGHLIGHTED, Crossing, Faced
+from holdfast.report.read_runs import SettingRuns, asked
+from holdfast.report.settings_by_attack import BENIGN, HIGHLIGHTED, Faced, SettingsByAttack
 
 CURVES = {
     "accuracy": "Accuracy",
@@ -28,25 +28,25 @@ MOST_POINTS, ON_A_PAGE = (
 )  # of a curve, for a chart has not many more dots across; and of all curves, for its size
 
 
-def charted(lines: Sequence[Line]) -> dict[str, str]:
+def charted(lines: Sequence[SettingRuns]) -> dict[str, str]:
     """What has a curve: accuracy and loss, and of what the runs were asked for that which was defined."""
     more = [metric for metric in asked(lines) if any(line.curve(metric) for line in lines)]
     return {metric: CURVES[metric] for metric in ("accuracy", "loss", *more)}
 
 
-def over_rounds(lines: Sequence[Line], crossing: Crossing) -> Section:
+def over_rounds(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Section:
     """All metrics side by side where all settings faced the same attack; else accuracy attack by attack, and
     the other metrics folded away."""
     metrics = {
-        metric: (name, _charts(metric, name, lines, crossing)) for metric, name in charted(lines).items()
+        metric: (name, _charts(metric, name, lines, by_attack)) for metric, name in charted(lines).items()
     }
     body = fill(
         "sections/over_rounds.html",
         bands=any(line.seeds > 1 for line in lines),
         cut=any(_is_cut(lines, metric) for metric in metrics),
-        keys=[(swatch(place), setting) for place, setting in enumerate(crossing.settings)],
-        highlighted=HIGHLIGHTED if crossing.many else None,
-        several=len(crossing.panels) > 1,
+        keys=[(swatch(place), setting) for place, setting in enumerate(by_attack.settings)],
+        highlighted=HIGHLIGHTED if by_attack.many else None,
+        several=len(by_attack.panels) > 1,
         metrics=[(metric, name, drawn) for metric, (name, drawn) in metrics.items()],
     )
     drawings = [drawing for _, drawn in metrics.values() for _, _, drawing in drawn]
@@ -54,36 +54,38 @@ def over_rounds(lines: Sequence[Line], crossing: Crossing) -> Section:
 
 
 def _charts(
-    metric: str, name: str, lines: Sequence[Line], crossing: Crossing
+    metric: str, name: str, lines: Sequence[SettingRuns], by_attack: SettingsByAttack
 ) -> list[tuple[str, Markup, Drawing]]:
     """Headings and charts of one metric, and the charts as figures for papers. They share their axis, so they
     can be compared by eye."""
     points, most = [point for line in lines for point in line.curve(metric)], _room(lines)
     axis = Axis(nice_ticks(*worth_seeing(points, metric != "loss"))) if points else None
     out = []
-    for title, faced in crossing.panels:
+    for title, faced in by_attack.panels:
         heading = (
             name
-            if len(crossing.panels) == 1
+            if len(by_attack.panels) == 1
             else f"{name}, {title}"
             if title.endswith(BENIGN)
             else f"{name} under {title}"
         )
         series = [Series(one.setting, thinned(one.line.curve(metric), most)) for one in faced]
-        places, percent = [crossing.place(one.line) for one in faced], metric != "loss"
-        highlighted = HIGHLIGHTED if crossing.many else None
+        places, percent = [by_attack.place(one.line) for one in faced], metric != "loss"
+        highlighted = HIGHLIGHTED if by_attack.many else None
         chart = curves(series, heading, percent, axis=axis, places=places, highlighted=highlighted)
         lines_of = [(one.label, one.points) for one in series]
         out.append((heading, chart, plots.curves(lines_of, heading, percent, "round", axis, places)))
     return out
 
 
-def pointed_at(lines: Sequence[Line], crossing: Crossing) -> Markup:
+def pointed_at(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Markup:
     """The values that a pointer reads, by chart."""
     out, most = {}, _room(lines)
     for metric in charted(lines):
-        for place, (_, faced) in enumerate(crossing.panels):
-            out[f"{metric}/{place}"] = [_values(one, metric, crossing.place(one.line), most) for one in faced]
+        for place, (_, faced) in enumerate(by_attack.panels):
+            out[f"{metric}/{place}"] = [
+                _values(one, metric, by_attack.place(one.line), most) for one in faced
+            ]
     return script_json(out)
 
 
@@ -97,7 +99,7 @@ def _values(one: Faced, metric: str, place: int, most: int) -> dict[str, object]
     }
 
 
-def _room(lines: Sequence[Line]) -> int:
+def _room(lines: Sequence[SettingRuns]) -> int:
     """How many points a curve of this page may have."""
     return max(60, min(MOST_POINTS, ON_A_PAGE // (len(lines) * len(charted(lines)))))
 
@@ -108,7 +110,7 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     return list(points[::-1][::step])[::-1]
 
 
-def _is_cut(lines: Sequence[Line], metric: str) -> bool:
+def _is_cut(lines: Sequence[SettingRuns], metric: str) -> bool:
     points = [point for line in lines for point in line.curve(metric)]
     return bool(points) and worth_seeing(points, metric != "loss") != (
         min(p[2] for p in points),

@@ -18,7 +18,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.progress import progress
 from holdfast.detectors.base import named
 from holdfast.report.axis import round_step
-from holdfast.report.read_runs import Cell
+from holdfast.report.read_runs import RunRecord
 from holdfast.results.tables import DeclaredTables, RoundTable, attackers, tables_in
 
 MOST_CLIENTS, MOST_ROUNDS, MOST_FRAMES = 60, 100, 25
@@ -39,7 +39,7 @@ class Frame:
 
 
 @dataclass(eq=False)
-class Story:
+class RunData:
     """`clients` are those shown, attackers first where they stay the same, and `rounds` those shown that have
     a verdict."""
 
@@ -99,34 +99,34 @@ class Story:
         return bad + [client for client in there if client not in self.malicious][: _OF_PAIRS - len(bad)]
 
 
-def read(cell: Cell) -> Story | None:
+def read_run_data(record: RunRecord) -> RunData | None:
     """None where no round has been played."""
     verdicts = _some_rounds(
-        min(cell.round, cell.rounds)
+        min(record.round, record.rounds)
     )  # what comes after the last round, to conclude, has none
-    measured = evenly([p["round"] for p in cell.parts if _evaluated(p)], MOST_ROUNDS // 2)
+    measured = evenly([p["round"] for p in record.parts if _evaluated(p)], MOST_ROUNDS // 2)
     wanted = sorted({*verdicts, *measured})
     told: dict[int, Mapping[str, Tensor]] = {}
     with progress("reading rounds", len(wanted)) as advance:
         for round in wanted:
-            arrays = cell.run.store.arrays(round)
+            arrays = record.run.store.arrays(round)
             told[round] = {
                 name: value
                 for name, value in arrays.items()
                 if value.ndim < 2
-                or cell.run.declared_tables.kind(name.removeprefix("verdict/tables/")) == "classes"
+                or record.run.declared_tables.kind(name.removeprefix("verdict/tables/")) == "classes"
             }
             advance(1)
     if not any(told.values()):
         return None
-    story = _begun(cell, [round for round in verdicts if "verdict/ids" in told.get(round, {})], told)
-    _read_decisions(story, cell.parts)
-    _read_verdicts(story, told)
-    _read_frames(story, cell)
+    run_data = _begun(record, [round for round in verdicts if "verdict/ids" in told.get(round, {})], told)
+    _read_decisions(run_data, record.parts)
+    _read_verdicts(run_data, told)
+    _read_frames(run_data, record)
     for round in measured:
-        story.accuracy[round] = _accuracy(told.get(round, {}), str(cell.protocol["deployed"]))
-    _read_bounds(story, cell, told)
-    return story
+        run_data.accuracy[round] = _accuracy(told.get(round, {}), str(record.protocol["deployed"]))
+    _read_bounds(run_data, record, told)
+    return run_data
 
 
 def _some_rounds(last: int) -> list[int]:
@@ -142,8 +142,8 @@ def evenly(items: Sequence[int], most: int) -> list[int]:
     return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))]
 
 
-def _begun(cell: Cell, rounds: list[int], told: Mapping[int, Mapping[str, Tensor]]) -> Story:
-    malicious = cell.manifest["malicious"]
+def _begun(record: RunRecord, rounds: list[int], told: Mapping[int, Mapping[str, Tensor]]) -> RunData:
+    malicious = record.manifest["malicious"]
     ids = [
         arrays[name]
         for arrays in told.values()
@@ -156,7 +156,7 @@ def _begun(cell: Cell, rounds: list[int], told: Mapping[int, Mapping[str, Tensor
     bad = [client for client in known if client in malicious] if isinstance(malicious, list) else []
     away = {
         int(client)
-        for part in cell.parts
+        for part in record.parts
         for client in {**part.get("banned", {}), **part.get("rejected", {})}
     }
     clients = _chosen(known, bad, away)
@@ -164,8 +164,8 @@ def _begun(cell: Cell, rounds: list[int], told: Mapping[int, Mapping[str, Tensor
     marks = np.array([[client in now for now in truth] for client in clients], dtype=bool).reshape(
         len(clients), len(rounds)
     )
-    declared = cell.run.declared_tables
-    return Story(clients, len(known), rounds, cell.round, marks, frozenset(bad), declared=declared)
+    declared = record.run.declared_tables
+    return RunData(clients, len(known), rounds, record.round, marks, frozenset(bad), declared=declared)
 
 
 def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> list[int]:
@@ -181,42 +181,42 @@ def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> li
     return [*bad, *sorted([*suspects, *others])]
 
 
-def _read_verdicts(story: Story, told: Mapping[int, Mapping[str, Tensor]]) -> None:
-    row = {client: place for place, client in enumerate(story.clients)}
-    for place, round in enumerate(story.rounds):
-        for name, table in tables_in(told[round], story.declared).items():
+def _read_verdicts(run_data: RunData, told: Mapping[int, Mapping[str, Tensor]]) -> None:
+    row = {client: place for place, client in enumerate(run_data.clients)}
+    for place, round in enumerate(run_data.rounds):
+        for name, table in tables_in(told[round], run_data.declared).items():
             if table.kind == "number":
-                _put_number(story, name, place, table)
+                _put_number(run_data, name, place, table)
             elif table.kind == "members":
-                story.members.setdefault(name, {})[round] = [int(i) for i in table.values]
+                run_data.members.setdefault(name, {})[round] = [int(i) for i in table.values]
             elif table.kind == "clients" and table.rows is not None:
-                grid = story.grids.setdefault(name, np.full((len(row), len(story.rounds)), np.nan))
+                grid = run_data.grids.setdefault(name, np.full((len(row), len(run_data.rounds)), np.nan))
                 for client, value in zip(table.rows.tolist(), table.values.tolist(), strict=True):
                     if client in row:
                         grid[row[client], place] = value
             elif table.kind == "classes" and table.rows is not None and table.columns is not None:
-                story.matches[round] = Frame(round, table.rows, table.columns, table.values)
+                run_data.matches[round] = Frame(round, table.rows, table.columns, table.values)
 
 
-def _read_frames(story: Story, cell: Cell) -> None:
+def _read_frames(run_data: RunData, record: RunRecord) -> None:
     """Round by round: matrices of all rounds, of all clients, may be larger than the memory."""
-    shown = story.of_pairs()
-    for round in _framed(story):
-        for name, table in tables_in(cell.run.store.arrays(round), story.declared).items():
+    shown = run_data.of_pairs()
+    for round in _framed(run_data):
+        for name, table in tables_in(record.run.store.arrays(round), run_data.declared).items():
             if table.kind != "pairs" or table.rows is None or table.columns is None or not table.values.size:
                 continue
-            kind = story.declared.kind(name)
+            kind = run_data.declared.kind(name)
             rows = np.isin(table.rows, shown) | (kind == "votes")  # of members all
             columns = (
                 np.isin(table.columns, shown)
                 if kind in ("mixture", "votes")  # whose columns are clients
                 else np.arange(len(table.columns)) < MOST_CLIENTS
             )
-            foul = _foul(table.values, table.rows, table.columns, story.malicious)
+            foul = _foul(table.values, table.rows, table.columns, run_data.malicious)
             frame = Frame(
                 round, table.rows[rows], table.columns[columns], table.values[rows][:, columns], foul
             )
-            story.frames.setdefault(name, []).append(frame)
+            run_data.frames.setdefault(name, []).append(frame)
 
 
 def _foul(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, malicious: frozenset[int]) -> float:
@@ -225,30 +225,32 @@ def _foul(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, malicious: 
     return float(of_attackers.mean()) if len(of_attackers) else math.nan
 
 
-def _framed(story: Story) -> list[int]:
+def _framed(run_data: RunData) -> list[int]:
     """The rounds that a slider has: the first ones and those of bans, in which much changes, and the others
     evenly."""
-    telling = {*story.rounds[:3], *(when for when, _ in story.banned.values())} & set(story.rounds)
+    telling = {*run_data.rounds[:3], *(when for when, _ in run_data.banned.values())} & set(run_data.rounds)
     chosen = evenly(sorted(telling), MOST_FRAMES // 3)
     return sorted(
         {
             *chosen,
-            *evenly([round for round in story.rounds if round not in chosen], MOST_FRAMES - len(chosen)),
+            *evenly([round for round in run_data.rounds if round not in chosen], MOST_FRAMES - len(chosen)),
         }
     )
 
 
-def _put_number(story: Story, name: str, place: int, table: RoundTable) -> None:
+def _put_number(run_data: RunData, name: str, place: int, table: RoundTable) -> None:
     if len(table.values) == 1:
-        story.numbers.setdefault(name, np.full(len(story.rounds), np.nan))[place] = float(table.values[0])
+        run_data.numbers.setdefault(name, np.full(len(run_data.rounds), np.nan))[place] = float(
+            table.values[0]
+        )
 
 
-def _read_decisions(story: Story, parts: Sequence[Mapping[str, Any]]) -> None:
+def _read_decisions(run_data: RunData, parts: Sequence[Mapping[str, Any]]) -> None:
     for part in parts:
         for client, reason in part.get("banned", {}).items():
-            story.banned.setdefault(int(client), (part["round"], str(reason)))
+            run_data.banned.setdefault(int(client), (part["round"], str(reason)))
         for client, reason in part.get("rejected", {}).items():
-            story.rejected[int(client), part["round"]] = str(reason)
+            run_data.rejected[int(client), part["round"]] = str(reason)
 
 
 def _evaluated(part: Mapping[str, Any]) -> bool:
@@ -266,21 +268,21 @@ def _accuracy(arrays: Mapping[str, Tensor], model: str) -> dict[int, float]:
     return {int(client): float(n / total) for client, n, total in rows if total > 0}
 
 
-def _read_bounds(story: Story, cell: Cell, told: Mapping[int, Mapping[str, Tensor]]) -> None:
+def _read_bounds(run_data: RunData, record: RunRecord, told: Mapping[int, Mapping[str, Tensor]]) -> None:
     """The largest scores that detectors accept, which are not recorded: they follow from the settings and
     from all scores."""
-    if not any(name.startswith("scores/") for name in story.grids):
+    if not any(name.startswith("scores/") for name in run_data.grids):
         return
     try:
-        parts = cell.run.config.parts()
+        parts = record.run.config.parts()
     except HoldfastError:  # objects that the manifest cannot name
         return
     for name, detector in named((*parts.method.detectors(), *parts.detectors)):
         under = f"verdict/scores/{name}/"
-        for place, round in enumerate(story.rounds):
+        for place, round in enumerate(run_data.rounds):
             scores = {k.removeprefix(under): v for k, v in told[round].items() if k.startswith(under)}
             for score, bound in (detector.bounds(scores) if scores else {}).items():
-                bounds = story.numbers.setdefault(
-                    f"scores/{name}/{score}/bound", np.full(len(story.rounds), np.nan)
+                bounds = run_data.numbers.setdefault(
+                    f"scores/{name}/{score}/bound", np.full(len(run_data.rounds), np.nan)
                 )
                 bounds[place] = bound

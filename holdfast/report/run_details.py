@@ -9,46 +9,46 @@ from dataclasses import replace
 from holdfast.report.committee import committees
 from holdfast.report.markup import Section, fill
 from holdfast.report.mixtures import matches, matrices
-from holdfast.report.read_runs import Cell
-from holdfast.report.run_data import read
+from holdfast.report.read_runs import RunRecord
+from holdfast.report.run_data import read_run_data
 from holdfast.report.small_multiples import costs, every_client
 from holdfast.report.timelines import timelines
 
-MOST_CELLS = 12
+MOST_RUNS = 12
 _BUDGET = 3_500_000  # letters: a page stays under 6 MB, and has other things to show
 
 
-def inside(cell: Cell) -> list[Section]:
+def inside(record: RunRecord) -> list[Section]:
     """All sections about one run; none where nothing was recorded."""
-    story = read(cell)
-    if story is None:
+    run_data = read_run_data(record)
+    if run_data is None:
         return []
     found = (
-        timelines(story),
-        *committees(story),
-        *matrices(story),
-        matches(story, cell),
-        every_client(story, str(cell.protocol["deployed"])),
-        costs(cell),
+        timelines(run_data),
+        *committees(run_data),
+        *matrices(run_data),
+        matches(run_data, record),
+        every_client(run_data, str(record.protocol["deployed"])),
+        costs(record),
     )
     return [section for section in found if section is not None]
 
 
-def inside_each(cells: Sequence[Cell], budget: int = _BUDGET) -> list[Section]:
+def inside_each(records: Sequence[RunRecord], budget: int = _BUDGET) -> list[Section]:
     """The same for the runs of a page: the sections of a single run, or one section with a closed part for
     each of a few runs. A large sweep has a page for each run."""
-    if len(cells) == 1:
-        return inside(cells[0])
-    if len(cells) > MOST_CELLS:
+    if len(records) == 1:
+        return inside(records[0])
+    if len(records) > MOST_RUNS:
         return []
     shown, left_out = [], []
-    for cell in cells:
-        sections = inside(cell)
+    for record in records:
+        sections = inside(record)
         letters = sum(len(section.body) for section in sections)
         if letters > budget:
-            left_out.append(cell.label)
+            left_out.append(record.label)
         elif sections:
-            shown.append((cell.label, sections))
+            shown.append((record.label, sections))
             budget -= letters
     if not shown and not left_out:
         return []

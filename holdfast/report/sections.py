@@ -14,19 +14,19 @@ from holdfast.report.charts import heat_map, strips
 from holdfast.report.class_counts import Holdings, in_words, spread
 from holdfast.report.heat_map_files import holdings_drawing
 from holdfast.report.markup import Section, fill
-from holdfast.report.read_runs import Cell, Line
+from holdfast.report.read_runs import RunRecord, SettingRuns
 from holdfast.report.rerun_config import command, config_text, without_defaults
-from holdfast.report.settings_by_attack import BENIGN, Crossing
+from holdfast.report.settings_by_attack import BENIGN, SettingsByAttack
 from holdfast.report.table import STATUS, percent
 
 MOST_CLIENTS = 100  # columns of the heat map
 MOST_DOTS = 6000  # clients' dots on a page
 
 
-def title(lines: Sequence[Line], crossing: Crossing) -> str:
-    data = " and ".join(sorted({str(line.cells[0].config["data"]["name"]) for line in lines}))
-    attacks = len({one.attack for one in crossing.faced} - {BENIGN})
-    names = crossing.settings if attacks > 1 else [line.label for line in lines]
+def title(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> str:
+    data = " and ".join(sorted({str(line.records[0].config["data"]["name"]) for line in lines}))
+    attacks = len({one.attack for one in by_attack.faced} - {BENIGN})
+    names = by_attack.settings if attacks > 1 else [line.label for line in lines]
     who = (
         names[0]
         if len(names) == 1
@@ -37,21 +37,21 @@ def title(lines: Sequence[Line], crossing: Crossing) -> str:
     return f"{who}{f' under {attacks} attacks' if attacks > 1 else ''} on {data}"
 
 
-def facts(lines: Sequence[Line]) -> list[tuple[str, str]]:
+def facts(lines: Sequence[SettingRuns]) -> list[tuple[str, str]]:
     """The setting in a line; what differs between runs is left out."""
-    cells = [cell for line in lines for cell in line.cells]
+    records = [record for line in lines for record in line.records]
     fewest, seeds = (most(line.seeds for line in lines) for most in (min, max))
     rows = [
-        ("", _common(cells, lambda c: f"{c.manifest['clients']} clients")),
-        ("data ", _common(cells, lambda c: c.config["data"]["name"])),
-        ("dealt by ", _common(cells, lambda c: in_words(c.config["data"]["partition"]))),
+        ("", _common(records, lambda c: f"{c.manifest['clients']} clients")),
+        ("data ", _common(records, lambda c: c.config["data"]["name"])),
+        ("dealt by ", _common(records, lambda c: in_words(c.config["data"]["partition"]))),
         (
             "model ",
             _common(
-                cells, lambda c: f"{in_words(c.config['model'])}, {c.manifest['parameters']:,} parameters"
+                records, lambda c: f"{in_words(c.config['model'])}, {c.manifest['parameters']:,} parameters"
             ),
         ),
-        ("", _common(cells, lambda c: f"{c.rounds} rounds")),
+        ("", _common(records, lambda c: f"{c.rounds} rounds")),
         (
             "",
             (
@@ -65,20 +65,20 @@ def facts(lines: Sequence[Line]) -> list[tuple[str, str]]:
         (
             "attack ",
             _common(
-                cells, lambda c: in_words(c.config["attack"]) if c.config["attack"] is not None else "none"
+                records, lambda c: in_words(c.config["attack"]) if c.config["attack"] is not None else "none"
             ),
         ),
     ]
     return [(word, value) for word, value in rows if value]
 
 
-def clients(lines: Sequence[Line], crossing: Crossing) -> Section | None:
+def clients(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Section | None:
     """A dot for every client."""
     rows = [(line.label, line.dots(), line.mean("accuracy"), line.mean("accuracy/worst10")) for line in lines]
     if not any(dots for _, dots, _, _ in rows):
         return None
     many, most = max(len(dots) for _, dots, _, _ in rows), max(60, min(600, MOST_DOTS // len(rows)))
-    places = [crossing.place(line) for line in lines]
+    places = [by_attack.place(line) for line in lines]
     body = fill(
         "sections/clients.html",
         chart=strips(rows, most, places),
@@ -89,18 +89,18 @@ def clients(lines: Sequence[Line], crossing: Crossing) -> Section | None:
     return Section("Every client", body, [plots.client_dots(rows, places)])
 
 
-def partition(cells: Sequence[Cell]) -> Section:
+def partition(records: Sequence[RunRecord]) -> Section:
     """Which client holds what, for the first run; a seed deals the data of the others anew."""
-    cell = cells[0]
+    record = records[0]
     try:
-        holdings = Holdings.of(cell.run.config)
+        holdings = Holdings.of(record.run.config)
     except HoldfastError as error:
         return Section("Who holds what", fill("sections/no_data.html", error=str(error)))
     body = fill(
         "sections/partition.html",
         sizes=spread(holdings.sizes),
-        seed=cell.seed,
-        others=len({c.manifest["partition"] for c in cells}) - 1,
+        seed=record.seed,
+        others=len({c.manifest["partition"] for c in records}) - 1,
         shown=MOST_CLIENTS,
         clients=len(holdings.counts),
         chart=heat_map(holdings.counts[:MOST_CLIENTS].tolist(), holdings.names),
@@ -108,30 +108,30 @@ def partition(cells: Sequence[Cell]) -> Section:
     return Section("Who holds what", body, [holdings_drawing(holdings)])
 
 
-def repeat(cells: Sequence[Cell]) -> Section:
+def repeat(records: Sequence[RunRecord]) -> Section:
     """The command and the config that give the same runs again."""
-    text = config_text(cells)
+    text = config_text(records)
     each = [
-        (str(cell.manifest["label"]), to_toml(without_defaults(cell.config)))
-        for cell in (cells if text is None else ())
+        (str(record.manifest["label"]), to_toml(without_defaults(record.config)))
+        for record in (records if text is None else ())
     ]
-    body = fill("sections/repeat.html", command=command(cells), config=text, each=each)
+    body = fill("sections/repeat.html", command=command(records), config=text, each=each)
     return Section("Run it again", body)
 
 
-def runs(cells: Sequence[Cell], links: Mapping[Path, str]) -> Section | None:
+def runs(records: Sequence[RunRecord], links: Mapping[Path, str]) -> Section | None:
     """Every run of a large sweep, with a link to its own page."""
     if not links:
         return None
     rows = []
-    for cell in cells:
-        figures = [cell.final.get(name) for name in ("accuracy", "accuracy/worst10", "attack/lost")]
+    for record in records:
+        figures = [record.final.get(name) for name in ("accuracy", "accuracy/worst10", "attack/lost")]
         texts = [(value, "–" if value is None else percent(value)) for value in figures]
-        label = str(cell.manifest["label"] or cell.label)
-        rows.append((links[cell.path], label, texts, cell.run_status.words))
+        label = str(record.manifest["label"] or record.label)
+        rows.append((links[record.path], label, texts, record.run_status.words))
     return Section("Every run", fill("sections/runs.html", rows=rows, status=STATUS))
 
 
-def _common(cells: Sequence[Cell], of: Any) -> str | None:
-    values = {str(of(cell)) for cell in cells}
+def _common(records: Sequence[RunRecord], of: Any) -> str | None:
+    values = {str(of(record)) for record in records}
     return values.pop() if len(values) == 1 else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from holdfast.report.read_runs import Line
+from holdfast.report.read_runs import SettingRuns
 from holdfast.report.table import Entry, Table, percent
 from holdfast.results.run import name_of
 from holdfast.sweeps.grid import flatten
@@ -27,7 +27,7 @@ BENIGN, WORST = "no attack", "worst case"
 class Faced:
     """A line by what it does, whom it faces and on what data."""
 
-    line: Line
+    line: SettingRuns
     setting: str
     attack: str
     data: str
@@ -43,14 +43,14 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ScoreGrid:
     """The lines on one dataset: settings down, the best worst case first, and attacks across, none of them
     first."""
 
     data: str
     settings: tuple[str, ...]
     attacks: tuple[str, ...]
-    lines: dict[tuple[str, str], Line]
+    lines: dict[tuple[str, str], SettingRuns]
 
     def score(self, setting: str, attack: str) -> Score | None:
         line = self.lines.get((setting, attack))
@@ -104,17 +104,17 @@ def _entry(score: Score, best: bool) -> Entry:
     return Entry(text, score.mean, best, score.spread)
 
 
-class Crossing:
+class SettingsByAttack:
     """All lines of a page."""
 
-    def __init__(self, lines: Sequence[Line]):
+    def __init__(self, lines: Sequence[SettingRuns]):
         attack_keys = {key for line in lines for key in _attack(line)}
         self.faced: list[Faced] = []
         taken: set[tuple[str, str, str]] = set()
         for line in lines:
             one = _faced(line, attack_keys)
             if (one.setting, one.attack, one.data) in taken:  # what tells them apart is not in their labels
-                one = Faced(line, f"{one.setting} ({line.cells[0].path.name})", one.attack, one.data)
+                one = Faced(line, f"{one.setting} ({line.records[0].path.name})", one.attack, one.data)
             taken.add((one.setting, one.attack, one.data))
             self.faced.append(one)
 
@@ -135,11 +135,11 @@ class Crossing:
         means = [one.line.mean("accuracy") for one in self.faced if one.setting == setting]
         return min((mean for mean in means if mean is not None), default=-1.0)
 
-    def place(self, line: Line) -> int:
+    def place(self, line: SettingRuns) -> int:
         """Of its colour: a setting has the same one under every attack."""
         return self.settings.index(next(one.setting for one in self.faced if one.line is line))
 
-    def met(self, line: Line) -> tuple[str, str]:
+    def met(self, line: SettingRuns) -> tuple[str, str]:
         """Attack and data: lines are compared where both are the same."""
         return next((one.attack, one.data) for one in self.faced if one.line is line)
 
@@ -156,7 +156,7 @@ class Crossing:
         ]
 
     @property
-    def grids(self) -> list[Grid]:
+    def grids(self) -> list[ScoreGrid]:
         """One for each dataset on which anything was attacked and compared."""
         found = []
         for data in dict.fromkeys(one.data for one in self.faced):
@@ -164,14 +164,14 @@ class Crossing:
             attacks = sorted(dict.fromkeys(one.attack for one in here), key=lambda attack: attack != BENIGN)
             if attacks == [BENIGN] or len(here) < 2:
                 continue
-            grid = Grid(
+            grid = ScoreGrid(
                 data,
                 tuple(dict.fromkeys(one.setting for one in here)),
                 tuple(attacks),
                 {(one.setting, one.attack): one.line for one in here},
             )
             found.append(
-                Grid(
+                ScoreGrid(
                     data,
                     tuple(sorted(grid.settings, key=lambda s: -_held(grid, s))),
                     grid.attacks,
@@ -181,18 +181,18 @@ class Crossing:
         return found
 
 
-def _held(grid: Grid, setting: str) -> float:
+def _held(grid: ScoreGrid, setting: str) -> float:
     worst = grid.worst(setting)
     return -1.0 if worst is None else worst.mean
 
 
-def _attack(line: Line) -> dict[str, Any]:
-    given = line.cells[0].config["attack"]
+def _attack(line: SettingRuns) -> dict[str, Any]:
+    given = line.records[0].config["attack"]
     return {key: value for key, value in given.items() if key != "name"} if isinstance(given, dict) else {}
 
 
-def _faced(line: Line, attack_keys: set[str]) -> Faced:
-    config, attack = line.cells[0].config, _attack(line)
+def _faced(line: SettingRuns, attack_keys: set[str]) -> Faced:
+    config, attack = line.records[0].config, _attack(line)
     name, data = name_of(config["attack"]), str(config["data"]["name"])
     dealt = {path.rpartition(".")[2]: str(value) for path, value in flatten(config["data"]).items()}
     names = {data, str(name_of(config["data"]["partition"]))}
@@ -216,7 +216,7 @@ def _faced(line: Line, attack_keys: set[str]) -> Faced:
     against = BENIGN if name is None else " ".join([name, *of_attack])
     return Faced(
         line,
-        " ".join(of_setting) or line.cells[0].method,
+        " ".join(of_setting) or line.records[0].method,
         against,
         " ".join([data, *(w for w in of_data if w != data)]),
     )

@@ -68,7 +68,7 @@ class Scale:
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class ShadedGrid:
     """`frames` [rounds, rows, columns]; several rounds get a slider. Names that begin with a triangle are
     attackers'."""
 

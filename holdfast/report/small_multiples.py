@@ -11,8 +11,8 @@ from markupsafe import Markup
 from holdfast.report import run_plots, svg
 from holdfast.report.axis import Axis, PlotArea, broken_line, nice_ticks, round_ticks
 from holdfast.report.markup import Section, fill
-from holdfast.report.read_runs import Cell
-from holdfast.report.run_data import MOST_ROUNDS, Story
+from holdfast.report.read_runs import RunRecord
+from holdfast.report.run_data import MOST_ROUNDS, RunData
 from holdfast.report.table import amount, duration
 
 _WIDE, _HIGH = 132, 68  # of one client's chart
@@ -20,22 +20,26 @@ _AREA = PlotArea(7, 20, _WIDE - 7, _HIGH - 5)
 _CLASSES = ("c0", "c1", "c2")
 
 
-def every_client(story: Story, model: str) -> Section | None:
+def every_client(run_data: RunData, model: str) -> Section | None:
     """A chart for each: its accuracy, and behind it the mean of all benign clients."""
-    rounds = [round for round, found in story.accuracy.items() if found]
-    clients = [client for client in story.clients if any(client in story.accuracy[round] for round in rounds)]
+    rounds = [round for round, found in run_data.accuracy.items() if found]
+    clients = [
+        client for client in run_data.clients if any(client in run_data.accuracy[round] for round in rounds)
+    ]
     if not clients or len(rounds) < 2:
         return None
-    attackers = story.malicious
-    values = np.array([[story.accuracy[round].get(client, np.nan) for round in rounds] for client in clients])
+    attackers = run_data.malicious
+    values = np.array(
+        [[run_data.accuracy[round].get(client, np.nan) for round in rounds] for client in clients]
+    )
     benign = [
-        [a for client, a in story.accuracy[round].items() if client not in attackers] for round in rounds
+        [a for client, a in run_data.accuracy[round].items() if client not in attackers] for round in rounds
     ]
     mean = np.array([np.mean(found) if found else np.nan for found in benign])
     low = nice_ticks(float(np.nanmin(values)), 1.0)[0]
     back = _path(rounds, mean, low)
     charts = [
-        _chart(story, client, row, rounds, low, back) for client, row in zip(clients, values, strict=True)
+        _chart(run_data, client, row, rounds, low, back) for client, row in zip(clients, values, strict=True)
     ]
     body = fill(
         "sections/every_client.html",
@@ -43,23 +47,23 @@ def every_client(story: Story, model: str) -> Section | None:
         low=f"{100 * low:.3g}",
         attackers=bool(attackers),
         shown_attackers=bool(attackers & set(clients)),
-        bans=any(client in story.banned for client in clients),
+        bans=any(client in run_data.banned for client in clients),
         shown=len(clients),
-        everyone=story.everyone,
+        everyone=run_data.everyone,
         charts=charts,
     )
     small = [
-        (story.mark(client), row, story.banned[client][0] if client in story.banned else None)
+        (run_data.mark(client), row, run_data.banned[client][0] if client in run_data.banned else None)
         for client, row in zip(clients, values, strict=True)
     ]
     return Section("Every client over the rounds", body, [run_plots.client_curves(rounds, small, mean, low)])
 
 
 def _chart(
-    story: Story, client: int, row: np.ndarray, rounds: Sequence[int], low: float, back: str
+    run_data: RunData, client: int, row: np.ndarray, rounds: Sequence[int], low: float, back: str
 ) -> Markup:
-    name, known = story.mark(client), row[np.isfinite(row)]
-    foe, banned = name.startswith("▲"), story.banned.get(client)
+    name, known = run_data.mark(client), row[np.isfinite(row)]
+    foe, banned = name.startswith("▲"), run_data.banned.get(client)
     words = f"client {client}{', an attacker' if foe else ''}"
     words += f", banned in round {banned[0]}: {banned[1]}" if banned else ""
     words += f": accuracy {100 * known[-1]:.1f} % at last"
@@ -86,9 +90,9 @@ def _path(rounds: Sequence[int], values: np.ndarray, low: float) -> str:
     )
 
 
-def costs(cell: Cell) -> Section | None:
+def costs(record: RunRecord) -> Section | None:
     """Bytes and seconds of every round, each as a pile of its parts."""
-    parts = [part for part in cell.parts if part.get("metrics")]
+    parts = [part for part in record.parts if part.get("metrics")]
     if not parts:
         return None
     rounds = [part["round"] for part in parts]

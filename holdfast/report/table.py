@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from holdfast.report.read_runs import Cell, Line, asked
+from holdfast.report.read_runs import RunRecord, SettingRuns, asked
 
 
 def percent(value: float) -> str:
@@ -41,7 +41,7 @@ class Column:
     better: int
     help: str
 
-    def value(self, line: Line) -> float | None:
+    def value(self, line: SettingRuns) -> float | None:
         found = [line.mean(metric) for metric in self.metrics]
         known = [value for value in found if value is not None]
         return sum(known) if known else None
@@ -135,24 +135,24 @@ DISPENSABLE = (
 )  # in a narrow terminal; a report and --json have all
 
 
-def columns(lines: Sequence[Line]) -> tuple[Column, ...]:
+def columns(lines: Sequence[SettingRuns]) -> tuple[Column, ...]:
     """With those of the metrics that any of the runs was asked for, and of attacks and peers where any run
     has something to say."""
     attacked, peers = (
         [c for c in some if any(c.value(line) is not None for line in lines)]
         for some in (UNDER_ATTACK, WITH_PEERS)
     )
-    if not any(_looks_for_attackers(cell) for line in lines for cell in line.cells):
+    if not any(_looks_for_attackers(record) for line in lines for record in line.records):
         attacked = [column for column in attacked if column.title != "DAcc"]
     return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *peers, *COSTS)
 
 
-def _looks_for_attackers(cell: Cell) -> bool:
+def _looks_for_attackers(record: RunRecord) -> bool:
     """Also in vain: a method with a detector of its own has suspicions, though it may have banned nobody."""
-    suspicions = {name for name in cell.final if name.startswith("detection/auc/")} - {
+    suspicions = {name for name in record.final if name.startswith("detection/auc/")} - {
         "detection/auc/weights"
     }
-    return bool(cell.config["detectors"] or cell.bans or suspicions)
+    return bool(record.config["detectors"] or record.bans or suspicions)
 
 
 @dataclass(frozen=True)
@@ -171,12 +171,12 @@ class Table:
     rows: tuple[tuple[Entry, ...], ...]
 
 
-def tabulate(lines: Sequence[Line], statuses: Sequence[str] | None = None) -> Table:
+def tabulate(lines: Sequence[SettingRuns], statuses: Sequence[str] | None = None) -> Table:
     """A row per line, in the order given; '±' is the standard deviation over seeds. The best is the best of
     those that faced the same attack on the same data. How the runs stand is a column of its own where it is
     given, or where not all are simply finished."""
     if statuses is None and any(
-        cell.run_status.status != "finished" for line in lines for cell in line.cells
+        record.run_status.status != "finished" for line in lines for record in line.records
     ):
         statuses = [line.status for line in lines]
     shown = columns(lines)
@@ -198,15 +198,15 @@ def tabulate(lines: Sequence[Line], statuses: Sequence[str] | None = None) -> Ta
     return Table(("", *(c.title for c in shown), *([STATUS] if statuses is not None else [])), tuple(rows))
 
 
-def _faced(line: Line) -> str:
+def _faced(line: SettingRuns) -> str:
     """Who attacked, on which data, wherever that lies; nothing is known of what has not begun."""
-    if not line.cells:
+    if not line.records:
         return ""
-    config = line.cells[0].config
+    config = line.records[0].config
     return json.dumps([config["attack"], {**config["data"], "dir": None}], sort_keys=True, default=str)
 
 
-def _entry(column: Column, line: Line, value: float | None, rivals: Sequence[float | None]) -> Entry:
+def _entry(column: Column, line: SettingRuns, value: float | None, rivals: Sequence[float | None]) -> Entry:
     if value is None:
         return Entry("–")
     text = column.write(value)
@@ -261,12 +261,12 @@ def to_rich(table: Table, title: str | None = None) -> RichTable:
 
 
 def to_markdown(table: Table) -> str:
-    def cell(entry: Entry) -> str:
+    def record(entry: Entry) -> str:
         text = entry.text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
         text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)  # no name of a run is an element
         return f"**{text}**" if entry.best else text
 
     rule = "".join("---|" if title in WORDS else "---:|" for title in table.titles[1:])
     lines = ["| " + " | ".join(table.titles) + " |", "|---|" + rule]
-    lines += ["| " + " | ".join(cell(entry) for entry in row) + " |" for row in table.rows]
+    lines += ["| " + " | ".join(record(entry) for entry in row) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"

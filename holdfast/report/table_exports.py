@@ -8,8 +8,8 @@ import io
 from collections.abc import Sequence
 
 from holdfast.core.errors import ConfigError
-from holdfast.report.read_runs import Line
-from holdfast.report.settings_by_attack import Crossing
+from holdfast.report.read_runs import SettingRuns
+from holdfast.report.settings_by_attack import SettingsByAttack
 from holdfast.report.table import WORDS, Entry, Table, columns, tabulate, to_markdown
 
 FORMATS = ("md", "latex", "csv")
@@ -30,14 +30,14 @@ _SPECIAL |= {
 _SPECIAL |= {letter: "\\" + letter for letter in "&%$#_{}"}
 
 
-def export(lines: Sequence[Line], form: str) -> str:
+def export(lines: Sequence[SettingRuns], form: str) -> str:
     """All tables of the page in Markdown or LaTeX. A CSV file holds one table, so there the rows carry
     setting, attack and data instead."""
     if form not in FORMATS:
         raise ConfigError(f"--tables: there is {', '.join(FORMATS)}, not {form}")
     if form == "csv":
         return to_csv(lines)
-    grids = Crossing(lines).grids
+    grids = SettingsByAttack(lines).grids
     titled = [("", tabulate(lines)), *((f"Accuracy by attack, {grid.data}", grid.table()) for grid in grids)]
     if form == "md":
         return "\n".join(
@@ -75,7 +75,7 @@ def tex(text: str) -> str:
     return "".join(_SPECIAL.get(letter, letter) for letter in " ".join(text.split()))
 
 
-def to_csv(lines: Sequence[Line]) -> str:
+def to_csv(lines: Sequence[SettingRuns]) -> str:
     """A row per line: shares as fractions, bytes and seconds as they are, and the standard deviation over
     seeds beside every mean."""
     table, shown = tabulate(lines), columns(lines)
@@ -83,7 +83,7 @@ def to_csv(lines: Sequence[Line]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     heads = [head for column in shown for head in (column.title, f"{column.title} std")]
     writer.writerow(["name", "setting", "attack", "data", "seeds", *heads, "status"])
-    for faced, row in zip(Crossing(lines).faced, table.rows, strict=True):
+    for faced, row in zip(SettingsByAttack(lines).faced, table.rows, strict=True):
         figures = [value for entry in row[1 : len(shown) + 1] for value in (entry.value, entry.spread)]
         plain = ["" if value is None else repr(float(value)) for value in figures]
         writer.writerow(

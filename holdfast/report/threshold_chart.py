@@ -10,7 +10,7 @@ from markupsafe import Markup
 from holdfast.report import run_plots, svg
 from holdfast.report.axis import Axis, PlotArea, broken_line, spread_out, tick_text
 from holdfast.report.drawing import Drawing
-from holdfast.report.run_data import Story
+from holdfast.report.run_data import RunData
 
 _WIDTH, _HEIGHT = 1120, 290
 _AREA = PlotArea(58, 14, _WIDTH - 128, _HEIGHT - 30)
@@ -41,41 +41,43 @@ class _Plane:
 
 
 def threshold_drawings(
-    story: Story, grid: np.ndarray, bound: np.ndarray, title: str, share: bool
+    run_data: RunData, grid: np.ndarray, bound: np.ndarray, title: str, share: bool
 ) -> list[Drawing]:
     """The same chart as a figure for papers; none where there is nothing to draw."""
-    if not _drawable(story, grid, bound):
+    if not _drawable(run_data, grid, bound):
         return []
     name = f"{title} of benign clients and attackers by round, and the threshold"
     return [
-        run_plots.thresholds(name, story.rounds, [kind[::2] for kind in _kinds(story, grid)], bound, share)
+        run_plots.thresholds(
+            name, run_data.rounds, [kind[::2] for kind in _kinds(run_data, grid)], bound, share
+        )
     ]
 
 
-def _drawable(story: Story, grid: np.ndarray, bound: np.ndarray) -> bool:
-    return bool(np.isfinite(bound).any() and np.isfinite(grid).any() and len(story.rounds) > 1)
+def _drawable(run_data: RunData, grid: np.ndarray, bound: np.ndarray) -> bool:
+    return bool(np.isfinite(bound).any() and np.isfinite(grid).any() and len(run_data.rounds) > 1)
 
 
-def _kinds(story: Story, grid: np.ndarray) -> list[tuple[str, str, np.ndarray]]:
+def _kinds(run_data: RunData, grid: np.ndarray) -> list[tuple[str, str, np.ndarray]]:
     """Label, class and values of benign clients and of attackers."""
-    kinds = [("benign" if story.bad.any() else "median", "", np.where(story.bad, np.nan, grid))]
-    if story.bad.any():
-        kinds.append(("▲ attackers", " foe", np.where(story.bad, grid, np.nan)))
+    kinds = [("benign" if run_data.bad.any() else "median", "", np.where(run_data.bad, np.nan, grid))]
+    if run_data.bad.any():
+        kinds.append(("▲ attackers", " foe", np.where(run_data.bad, grid, np.nan)))
     return kinds
 
 
-def against(story: Story, grid: np.ndarray, bound: np.ndarray, title: str, share: bool) -> Markup:
+def against(run_data: RunData, grid: np.ndarray, bound: np.ndarray, title: str, share: bool) -> Markup:
     """A thin line per client and a thick one for the median, of benign clients and of attackers. The
     attackers' median is dashed and has triangles."""
     known = [float(v) for v in (*grid.flatten(), *bound) if np.isfinite(v)]
-    if not _drawable(story, grid, bound):
+    if not _drawable(run_data, grid, bound):
         return Markup()
-    plane = _Plane(story.rounds, Axis.over([(0, v, v, v) for v in known]))
+    plane = _Plane(run_data.rounds, Axis.over([(0, v, v, v) for v in known]))
     out = _AREA.value_axis(plane.axis, lambda tick: tick_text(tick, share))
     out += _AREA.labels_below(_AREA.rounds(plane.rounds[0], plane.rounds[-1]))
     out.append(_AREA.name_beside("round"))
     ends = []
-    for name, kind, values in _kinds(story, grid):
+    for name, kind, values in _kinds(run_data, grid):
         if not np.isfinite(values).any():
             continue
         middle = _median(values)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.report.attack_effects import attacked, held_or_fell, worst_cases
-from holdfast.report.read_runs import Cell, Line
-from holdfast.report.settings_by_attack import BENIGN, Crossing
+from holdfast.report.read_runs import RunRecord, SettingRuns
+from holdfast.report.settings_by_attack import BENIGN, SettingsByAttack
 
 
-def verdict(lines: Sequence[Line], crossing: Crossing | None = None) -> tuple[str, str]:
+def verdict(lines: Sequence[SettingRuns], by_attack: SettingsByAttack | None = None) -> tuple[str, str]:
     """The result in a sentence or two, with its uncertainty: who, and what is to be said of it."""
     ranked = sorted(
         (line for line in lines if line.mean("accuracy") is not None),
@@ -17,44 +17,44 @@ def verdict(lines: Sequence[Line], crossing: Crossing | None = None) -> tuple[st
     )
     if not ranked:
         return "Nothing", "was evaluated yet."
-    crossing = crossing or Crossing(lines)
-    name, said = worst_cases(crossing.grids) or (
-        held_or_fell(lines) if attacked(lines) else _best(ranked, crossing)
+    by_attack = by_attack or SettingsByAttack(lines)
+    name, said = worst_cases(by_attack.grids) or (
+        held_or_fell(lines) if attacked(lines) else _best(ranked, by_attack)
     )
-    return name, said + _doubts([cell for line in lines for cell in line.cells])
+    return name, said + _doubts([record for line in lines for record in line.records])
 
 
-def _doubts(cells: Sequence[Cell]) -> str:
+def _doubts(records: Sequence[RunRecord]) -> str:
     """Runs whose figures are not what the sentence takes them for."""
-    if len(cells) == 1:
-        here = cells[0]
+    if len(records) == 1:
+        here = records[0]
         told = {
             "begun": f"has played {here.round} of {here.rounds} rounds",
             "diverged": f"diverged in round {here.run_status.round}",
         }
         return f" It {told[here.run_status.status]}." if here.run_status.status in told else ""
-    status = [cell.run_status.status.removeprefix("not ") for cell in cells]
+    status = [record.run_status.status.removeprefix("not ") for record in records]
     counts = {word: status.count(word) for word in ("begun", "diverged", "failed")}
     said = [
         f"{n} {word if word != 'begun' else 'is not finished' if n == 1 else 'are not finished'}"
         for word, n in counts.items()
         if n
     ]
-    return f" Of {len(cells)} runs {', '.join(said)}." if said else ""
+    return f" Of {len(records)} runs {', '.join(said)}." if said else ""
 
 
-def _best(ranked: Sequence[Line], crossing: Crossing) -> tuple[str, str]:
+def _best(ranked: Sequence[SettingRuns], by_attack: SettingsByAttack) -> tuple[str, str]:
     """The first of them, compared with the next that faced the same."""
     first = ranked[0]
     top, low = first.mean("accuracy") or 0.0, first.mean("accuracy/worst10")
     whose, when = (
         ("a client's", "on average")
-        if crossing.met(first)[0] == BENIGN
+        if by_attack.met(first)[0] == BENIGN
         else ("a benign client's", "under attack")
     )
     said = f"answers {100 * top:.1f} % of {whose} test samples right {when}"
     tenth = f" The tenth of the clients it serves worst get {100 * low:.1f} %." if low is not None else ""
-    rivals = [line for line in ranked[1:] if crossing.met(line) == crossing.met(first)]
+    rivals = [line for line in ranked[1:] if by_attack.met(line) == by_attack.met(first)]
     if not rivals:
         return first.label, f"{said}.{tenth}"
     second = rivals[0]

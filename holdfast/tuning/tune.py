@@ -22,7 +22,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import write_atomically
 from holdfast.experiment.runner import Watch
-from holdfast.report.read_runs import Line, by_setting, read_cells
+from holdfast.report.read_runs import SettingRuns, by_setting, read_records
 from holdfast.report.rerun_config import as_text
 from holdfast.report.table import CHOSEN, STATUS, Entry, Table, percent, to_markdown
 from holdfast.storage.status import RunStatus
@@ -134,10 +134,11 @@ class Tuned:
     def __str__(self) -> str:
         return f"{to_markdown(self.table())}\n{self.words()}"
 
-    def lines(self) -> list[tuple[Line, Choice]]:
+    def lines(self) -> list[tuple[SettingRuns, Choice]]:
         """Return one line for each setting of the report, over its seeds."""
         return [
-            (line, self.by_path[line.cells[0].path]) for line in by_setting(read_cells(self.path / "report"))
+            (line, self.by_path[line.records[0].path])
+            for line in by_setting(read_records(self.path / "report"))
         ]
 
     def table(self) -> Table:
@@ -152,7 +153,7 @@ class Tuned:
                 _figure(line, "accuracy/worst10"),
             ]
             words = [percent(choice.validation), choice.trials, choice.words]
-            finished = all(cell.run_status.status == "finished" for cell in line.cells)
+            finished = all(record.run_status.status == "finished" for record in line.records)
             status = "" if finished else line.status
             rows.append((Entry(line.label), *figures, *map(Entry, words), Entry(status)))
         titles = ("", "test accuracy", "worst 10 %", "validation", "trials", CHOSEN, STATUS)
@@ -288,7 +289,7 @@ def _write_config(file: Path, table: Settings) -> None:
         return
 
 
-def _figure(line: Line, metric: str, best: bool = False) -> Entry:
+def _figure(line: SettingRuns, metric: str, best: bool = False) -> Entry:
     values = line.values(metric)
     if not values:
         return Entry("–")

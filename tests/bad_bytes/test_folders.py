@@ -19,7 +19,7 @@ from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.experiment.config import make_config
 from holdfast.report.live import Lookout
 from holdfast.report.page import write_page
-from holdfast.report.read_runs import by_setting, not_begun, read_cells
+from holdfast.report.read_runs import by_setting, not_begun, read_records
 from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.measures.fedcpa import _changes
 from holdfast.reproduction.outcome import read_outcome, reproduce
@@ -72,7 +72,7 @@ def read_whole_sweep(folder: Path) -> None:
     opened.check()
     opened.groups()
     SweepFolder(folder, configs({**TINY, "sweep": {"seed": [0, 1]}})).check()
-    not_begun(read_cells(folder))
+    not_begun(read_records(folder))
     Lookout(folder).look()
 
 
@@ -307,7 +307,7 @@ def read_tensors_of(folder: Path) -> None:
     for name in found.tables:
         found.table(name)
     found.clients()
-    for line in by_setting(read_cells(folder)):
+    for line in by_setting(read_records(folder)):
         line.dots()
     found.vector(0)
     found.vector(1, "global")

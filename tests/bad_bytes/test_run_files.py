@@ -24,7 +24,7 @@ from holdfast.experiment.config import make_config
 from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.participation import read_availability
 from holdfast.report.live import Lookout
-from holdfast.report.read_runs import by_setting, not_begun, read_cells
+from holdfast.report.read_runs import by_setting, not_begun, read_records
 from holdfast.results.run import Run
 from holdfast.storage.client_state import RowStore
 from holdfast.storage.status import run_status
@@ -103,7 +103,7 @@ def read_everything(folder: Path) -> None:
     run.malicious(1)
     run.final.get("accuracy")
     Store(folder).head()
-    for line in by_setting(read_cells(folder)):
+    for line in by_setting(read_records(folder)):
         line.mean("accuracy"), line.curve("accuracy"), line.dots(), line.status  # noqa: B018
     run.config.parts()
 
@@ -156,7 +156,7 @@ PARTS = [
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_a_part_with_other_content_is_one_line(run: Path, part: dict[str, Any]) -> None:
     (run / "parts" / "000001.json").write_text(json.dumps(part))
-    for read in (lambda: Run(run).metrics, lambda: Run(run).tables, lambda: read_cells(run)):
+    for read in (lambda: Run(run).metrics, lambda: Run(run).tables, lambda: read_records(run)):
         with pytest.raises(RunError) as error:
             read()
         one_line(error.value, "parts/000001.json is damaged")
@@ -243,7 +243,7 @@ def test_a_sweep_of_no_cells_is_one_line(run: Path, cell: Any) -> None:
     (run.parent / "sweep.json").write_text(json.dumps({"cells": [cell]}))
     for read in (
         lambda: read_sweep(run.parent),
-        lambda: not_begun(read_cells(run)),
+        lambda: not_begun(read_records(run)),
         Lookout(run.parent).look,
     ):
         with pytest.raises(RunError, match="sweep.json is damaged: it does not list the cells"):

@@ -17,7 +17,7 @@ from holdfast.cli import main
 from holdfast.cli.progress import Follow
 from holdfast.engine.simulator import Simulator
 from holdfast.report.page import render
-from holdfast.report.read_runs import read_cells
+from holdfast.report.read_runs import read_records
 from tests.cli.commands import HERE, Answer, refused
 from tests.cli.failing_method import FELL
 from tests.experiment.kills import bits
@@ -116,7 +116,7 @@ def test_a_failing_cell(holdfast: Callable[..., Answer], grid: Path) -> None:
     assert holdfast("sweep", grid, *names, "--out", "s", "--shard", "1/2").code == 0, (
         "another shard's failure"
     )
-    text = render(read_cells(Path("s")))
+    text = render(read_records(Path("s")))
     assert "1 of the runs failed and have no figures" in text
     assert f'<td class="status">failed in round 1: {reason}</td>' in text, (
         "a sentence wraps, a figure does not"
@@ -131,7 +131,7 @@ def test_a_diverging_cell_is_no_error_but_is_seen(holdfast: Callable[..., Answer
     assert answer.err.count("diverged in round 1") == 4 and answer.err.strip().splitlines()[-1].startswith(
         "cells diverged: 4, the first in"
     )
-    text = render(read_cells(Path("s")))
+    text = render(read_records(Path("s")))
     assert "4 of the runs diverged" in text and "2 diverged" in text
     cell = json.loads(holdfast("resume", "s", "--json").out)["cells"][1]
     assert cell["status"] == "diverged" and cell["final"]["diverged"] == 1 == cell["round"]
@@ -145,12 +145,12 @@ def test_a_page_without_the_plug_in_of_a_cell_that_failed(
     (folder,) = Path("s").glob("*test-cli-falls*")
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"test-cli-falls"', '"test-nowhere"'))
-    assert "unknown: the method is not at hand here" in render(read_cells(Path("s")))
+    assert "unknown: the method is not at hand here" in render(read_records(Path("s")))
 
 
 def test_a_page_of_a_part_of_a_sweep(holdfast: Callable[..., Answer], grid: Path) -> None:
     holdfast("sweep", grid, "--out", "s", "--shard", "1/4")
-    assert "3 cells of the sweep have not begun" in render(read_cells(Path("s")))
+    assert "3 cells of the sweep have not begun" in render(read_records(Path("s")))
 
 
 def test_refusals(holdfast: Callable[..., Answer], grid: Path) -> None:

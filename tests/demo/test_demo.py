@@ -50,12 +50,12 @@ def test_the_demo_is_one_sweep_of_the_methods_it_lists() -> None:
 @pytest.mark.slow
 def test_fedcap_withstands_the_attack_in_the_demo(tmp_path: Path) -> None:
     from holdfast.experiment.runner import Watch
-    from holdfast.report.read_runs import by_setting, read_cells
+    from holdfast.report.read_runs import by_setting, read_records
 
     began = time.monotonic()
     demo.run_demo(tmp_path / "demo", Watch())
     assert time.monotonic() - began < 60
-    lines = {line.label: line for line in by_setting(read_cells(tmp_path / "demo"))}
+    lines = {line.label: line for line in by_setting(read_records(tmp_path / "demo"))}
     accuracy = {label: line.mean("accuracy") or 0.0 for label, line in lines.items()}
     assert (
         accuracy["ditto none"] > accuracy["local none"]

@@ -171,9 +171,9 @@ def contrast(browser: Browser) -> float:
         getComputedStyle(g.querySelector('text')).fill, getComputedStyle(g.querySelector('.cell')).fill,
         getComputedStyle(g.querySelector('.heat')).fill, Number(g.querySelector('.heat').getAttribute('fill-opacity'))])"""  # noqa: E501
     found = []
-    for ink, cell, heat, share in browser.run(script):
+    for ink, record, heat, share in browser.run(script):
         behind = [
-            share * over + (1 - share) * under for over, under in zip(rgb(heat), rgb(cell), strict=True)
+            share * over + (1 - share) * under for over, under in zip(rgb(heat), rgb(record), strict=True)
         ]
         light, dark = sorted((luminance(rgb(ink)), luminance(behind)), reverse=True)
         found.append((light + 0.05) / (dark + 0.05))

@@ -17,7 +17,7 @@ from holdfast.report.compare import Comparison, read_lines
 from holdfast.report.compare_tables import as_markdown, parts, signed, writer
 from holdfast.report.config_differences import MISSING, differing
 from holdfast.report.paired_tests import holm, paired, smallest
-from holdfast.report.read_runs import read_cells
+from holdfast.report.read_runs import read_records
 from holdfast.storage.store import Store
 from tests.report.conftest import sweep
 
@@ -132,9 +132,9 @@ def test_lines_differences_and_tests(seeds: Path) -> None:
 
 def test_clients_are_paired_within_one_seed(seeds: Path) -> None:
     pair = Comparison(read_lines([seeds])).plain()["pairs"][1]  # local less fedavg
-    cells = {cell.label: cell for cell in read_cells(seeds)}
-    here = cells["fedavg seed=0"].run.clients()["accuracy/global"].to_numpy()
-    there = cells["local seed=0"].run.clients()["accuracy/personal"].to_numpy()
+    records = {record.label: record for record in read_records(seeds)}
+    here = records["fedavg seed=0"].run.clients()["accuracy/global"].to_numpy()
+    there = records["local seed=0"].run.clients()["accuracy/personal"].to_numpy()
     of = pair["clients"]
     assert (of["seed"], of["clients"]) == (0, 4) and of["difference"] == pytest.approx((there - here).mean())
     assert (of["better"], of["worse"]) == (int((there > here).sum()), int((there < here).sum()))
@@ -148,11 +148,11 @@ def test_against_one_line_tests_only_with_it(seeds: Path) -> None:
 
 
 def test_seeds_of_one_setting_come_from_several_folders(seeds: Path, tmp_path: Path) -> None:
-    cells = [seeds / f"{n:03d}-fedavg_seed={n}" for n in range(4)]
-    (line,) = read_lines(cells[:3])
+    records = [seeds / f"{n:03d}-fedavg_seed={n}" for n in range(4)]
+    (line,) = read_lines(records[:3])
     assert line.seeds == 3 and len(read_lines([seeds, seeds])) == 3
-    (tmp_path / "again").symlink_to(cells[0])
-    assert [line.seeds for line in read_lines([cells[0], tmp_path / "again"])] == [
+    (tmp_path / "again").symlink_to(records[0])
+    assert [line.seeds for line in read_lines([records[0], tmp_path / "again"])] == [
         1
     ]  # one run, whatever it is called
 

@@ -19,7 +19,7 @@ from holdfast.report.drawing import file_content
 from holdfast.report.figure_files import write_figures
 from holdfast.report.markup import Section
 from holdfast.report.page import all_sections
-from holdfast.report.read_runs import by_setting, read_cells
+from holdfast.report.read_runs import by_setting, read_records
 from holdfast.report.table import Entry, Table, to_markdown
 from holdfast.report.table_exports import export, tex, to_latex
 
@@ -44,7 +44,7 @@ def test_no_name_is_an_element_of_a_markdown_page() -> None:
 
 
 def test_csv_has_plain_numbers(duel: Path) -> None:
-    lines = by_setting(read_cells(duel))
+    lines = by_setting(read_records(duel))
     rows = list(csv.DictReader(io.StringIO(export(lines, "csv"))))
     assert [(row["setting"], row["attack"]) for row in rows[:3]] == [
         ("fedavg", "no attack"),
@@ -63,7 +63,7 @@ def test_csv_has_plain_numbers(duel: Path) -> None:
 
 
 def test_markdown_and_latex_have_the_map_too(duel: Path) -> None:
-    lines = by_setting(read_cells(duel))
+    lines = by_setting(read_records(duel))
     assert "|  | no attack | ipm | sign-flip | worst case |" in export(lines, "md")
     assert " & no attack & ipm & sign-flip & worst case \\\\" in export(lines, "latex")
     with pytest.raises(ConfigError, match="--tables: there is md, latex, csv, not xls"):
@@ -71,7 +71,7 @@ def test_markdown_and_latex_have_the_map_too(duel: Path) -> None:
 
 
 def test_every_chart_of_a_page_is_a_figure(duel: Path) -> None:
-    names = [drawing.file_name for section in all_sections(read_cells(duel)) for drawing in section.figures]
+    names = [drawing.file_name for section in all_sections(read_records(duel)) for drawing in section.figures]
     assert names[0] == "accuracy-by-setting-and-attack" and "accuracy-under-ipm-by-round" in names
     assert "accuracy-of-every-client" in names and "training-samples-of-every-client-by-class" in names
     assert "fedcap-ipm-seed-0-every-client-over-the-rounds" in names and "seconds-of-every-setting" in names
@@ -79,7 +79,7 @@ def test_every_chart_of_a_page_is_a_figure(duel: Path) -> None:
 
 @pytest.mark.parametrize(("form", "begin"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_figures_are_written_in_every_format(single: Path, tmp_path: Path, form: str, begin: bytes) -> None:
-    sections = all_sections(read_cells(single))
+    sections = all_sections(read_records(single))
     paths = write_figures(sections, tmp_path / "a", form)
     assert len(paths) == sum(len(section.figures) for section in sections) >= 6
     again = write_figures(sections, tmp_path / "b", form)
@@ -101,17 +101,17 @@ def test_a_curve_has_the_numbers_of_the_run(single: Path) -> None:
     """The line that matplotlib draws has the accuracies of the run."""
     from matplotlib.figure import Figure
 
-    cells = read_cells(single)
+    records = read_records(single)
     drawing = next(
         drawing
-        for section in all_sections(cells)
+        for section in all_sections(records)
         for drawing in section.figures
         if drawing.file_name == "accuracy-by-round"
     )
     figure = Figure()
     drawing.draw(figure)
     line = figure.axes[0].lines[0]
-    assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == cells[0].curve("accuracy")
+    assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == records[0].curve("accuracy")
 
 
 def test_without_matplotlib_one_line_names_the_extra(
@@ -129,8 +129,8 @@ def test_without_matplotlib_one_line_names_the_extra(
 def test_a_page_needs_no_matplotlib(single: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from holdfast.report.page import render;"
-        " from holdfast.report.read_runs import read_cells;"
-        f" render(read_cells(Path({str(single)!r}))); sys.exit('matplotlib' in sys.modules)"
+        " from holdfast.report.read_runs import read_records;"
+        f" render(read_records(Path({str(single)!r}))); sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -115,14 +115,14 @@ def test_a_page_is_rendered_again_only_when_something_changed(
     single: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, plain = [], live.render
-    monkeypatch.setattr(live, "render", lambda cells, **given: count.append(1) or plain(cells, **given))
+    monkeypatch.setattr(live, "render", lambda records, **given: count.append(1) or plain(records, **given))
     with served(single) as server:
         pages = {ask(server)[1] for _ in range(3)}
     assert len(pages) == 1 and len(count) == 1
 
 
 def test_a_page_that_cannot_be_drawn_goes_on_asking(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(cells: object, **given: object) -> str:
+    def broken(records: object, **given: object) -> str:
         raise FileNotFoundError("parts/<b>")
 
     monkeypatch.setattr(live, "render", broken)

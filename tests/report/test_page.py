@@ -13,7 +13,7 @@ from holdfast.cli import main
 from holdfast.report.axis import nice_ticks, round_ticks, shorten, spread_out
 from holdfast.report.charts import Series, curves, line_class, thin_out
 from holdfast.report.page import render, write_page
-from holdfast.report.read_runs import Dot, read_cells
+from holdfast.report.read_runs import Dot, read_records
 from holdfast.report.rounds import thinned
 from holdfast.report.verdict import verdict
 from holdfast.storage.store import Store
@@ -32,7 +32,7 @@ def test_the_page_is_whole_small_and_alone(grid: Path) -> None:
 
 
 def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> None:
-    text = render(read_cells(grid))
+    text = render(read_records(grid))
     assert text.count('class="line"') >= 6 and 'data-chart="loss/0"' in text
     assert text.count('class="client"') == 3 * 2 * 4  # methods, seeds, clients
     assert re.search(r"client 3, class \d: \d+ samples", text)
@@ -42,7 +42,7 @@ def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> N
 
 
 def test_it_shows_the_metrics_that_were_asked_for(single: Path, tmp_path: Path) -> None:
-    text = render(read_cells(sweep(tmp_path / "s", evaluate={"metrics": ["balanced_accuracy", "auc"]})))
+    text = render(read_records(sweep(tmp_path / "s", evaluate={"metrics": ["balanced_accuracy", "auc"]})))
     Balanced(text)
     assert (
         'data-chart="balanced_accuracy/0"' in text
@@ -52,11 +52,11 @@ def test_it_shows_the_metrics_that_were_asked_for(single: Path, tmp_path: Path) 
     for clip in re.findall(r"url\(#([^)]*)\)", text):
         assert " " not in clip and f'id="{clip}"' in text
     assert "AUC</th>" in text and "auc/worst10" in text and '"auc/0":[{' in text
-    assert "AUC" not in render(read_cells(single))
+    assert "AUC" not in render(read_records(single))
 
 
 def test_heat_map_counts_every_training_sample_once(single: Path) -> None:
-    text = render(read_cells(single))
+    text = render(read_records(single))
     counts = [int(n) for n in re.findall(r"client \d+, class \d: (\d+) samples", text)]
     assert sum(counts) == sum(int(n) for n in re.findall(r'class="count[^>]*>(\d+)<', text)) > 0
 
@@ -64,7 +64,7 @@ def test_heat_map_counts_every_training_sample_once(single: Path) -> None:
 def test_text_of_a_run_is_escaped(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>"
     folder = sweep(tmp_path / "s", sweep={"data.dir": [evil, "<img src=x>"]})
-    text = render(read_cells(folder), title=evil)
+    text = render(read_records(folder), title=evil)
     seen = Balanced(text)
     assert seen.tags["script"] == 2 and "img" not in seen.tags
     assert evil not in text and "alert(1)" in text
@@ -82,7 +82,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         patch.setattr(Store, "commit", stop)
         with pytest.raises(KeyboardInterrupt):
             sweep(tmp_path / "s")
-    text = render(read_cells(tmp_path / "s"))
+    text = render(read_records(tmp_path / "s"))
     assert "1 of the runs has not finished" in text and "fedavg" in text
 
 
@@ -93,7 +93,7 @@ def test_data_that_is_gone_is_no_disaster(single: Path, monkeypatch: pytest.Monk
         raise DataError("no folder 'digits'")
 
     monkeypatch.setattr("holdfast.report.class_counts.build_federation", gone)
-    assert "The data is not at hand: no folder" in render(read_cells(single))
+    assert "The data is not at hand: no folder" in render(read_records(single))
 
 
 def test_the_command_writes_where_it_is_told(
@@ -113,9 +113,9 @@ def test_the_command_writes_where_it_is_told(
 def test_the_verdict_admits_luck(single: Path, grid: Path, tmp_path: Path) -> None:
     from holdfast.report.read_runs import by_setting, one_each
 
-    assert "points more" not in verdict(by_setting(read_cells(single)))[1]
-    assert "One seed each" in verdict(one_each(read_cells(grid)))[1]
-    lines = by_setting(read_cells(grid))
+    assert "points more" not in verdict(by_setting(read_records(single)))[1]
+    assert "One seed each" in verdict(one_each(read_records(grid)))[1]
+    lines = by_setting(read_records(grid))
     best = max(lines, key=lambda line: line.mean("accuracy") or 0)
     assert verdict(lines)[0] == best.label
 
@@ -200,7 +200,7 @@ def test_attackers_among_the_clients_are_marked(tmp_path: Path) -> None:
     """Neither the mean nor the worst tenth counts them, so a dot far below both must not look like a client
     that is served badly."""
     out = sweep(tmp_path / "s", attack={"name": "label-flip", "clients": [1, 3]})
-    text = render(read_cells(out))
+    text = render(read_records(out))
     foes = re.findall(r'class="client foe"[^>]*><title>attacker, client (\d+), seed 0', text)
     assert sorted(foes) == ["1", "3"] and text.count('<circle class="client"') == 2
     assert "A hollow triangle is an attacker; both marks leave it out." in text

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.core.errors import ConfigError
-from holdfast.report.read_runs import by_setting, one_each, read_cells
+from holdfast.report.read_runs import by_setting, one_each, read_records
 from holdfast.report.table import (
     ALWAYS,
     COSTS,
@@ -29,10 +29,10 @@ from tests.report.conftest import sweep
 
 
 def test_seeds_are_averaged_and_their_spread_is_told(grid: Path) -> None:
-    lines = by_setting(read_cells(grid))
+    lines = by_setting(read_records(grid))
     assert [line.label for line in lines] == ["local", "fedavg", "ditto"]
     for line in lines:
-        first, second = (cell.final["accuracy"] for cell in line.cells)
+        first, second = (record.final["accuracy"] for record in line.records)
         assert line.mean("accuracy") == pytest.approx((first + second) / 2)
         assert line.spread("accuracy") == pytest.approx(
             abs(first - second) / 2**0.5
@@ -40,7 +40,7 @@ def test_seeds_are_averaged_and_their_spread_is_told(grid: Path) -> None:
 
 
 def test_one_line_per_run(grid: Path) -> None:
-    lines = one_each(read_cells(grid))
+    lines = one_each(read_records(grid))
     assert len(lines) == 6 and lines[3].label == "fedavg seed=1"
     assert all(line.spread("accuracy") is None for line in lines)
 
@@ -48,11 +48,11 @@ def test_one_line_per_run(grid: Path) -> None:
 def test_runs_of_one_name_are_told_apart_by_their_folders(single: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).symlink_to(single)
-    assert [line.label for line in one_each(read_cells(tmp_path))] == ["fedavg (a)", "fedavg (b)"]
+    assert [line.label for line in one_each(read_records(tmp_path))] == ["fedavg (a)", "fedavg (b)"]
 
 
 def test_the_best_is_marked_once_per_column(grid: Path) -> None:
-    table = tabulate(by_setting(read_cells(grid)))
+    table = tabulate(by_setting(read_records(grid)))
     accuracies = [row[1] for row in table.rows]
     assert [entry.best for entry in accuracies] == [
         entry.value == max(e.value or 0 for e in accuracies) for entry in accuracies
@@ -61,10 +61,10 @@ def test_the_best_is_marked_once_per_column(grid: Path) -> None:
 
 
 def test_the_best_is_the_best_of_those_that_faced_the_same(duel: Path) -> None:
-    lines = by_setting(read_cells(duel))
+    lines = by_setting(read_records(duel))
     table = tabulate(lines)
     for attack in ("none", "ipm", "sign-flip"):
-        named = [name_of(line.cells[0].config["attack"]) or "none" for line in lines]
+        named = [name_of(line.records[0].config["attack"]) or "none" for line in lines]
         mine = [row[1] for name, row in zip(named, table.rows, strict=True) if name == attack]
         low, high = sorted(entry.value or 0 for entry in mine)
         assert [entry.best for entry in mine] == [entry.value == high != low for entry in mine]
@@ -72,11 +72,11 @@ def test_the_best_is_the_best_of_those_that_faced_the_same(duel: Path) -> None:
 
 
 def test_a_single_run_beats_nobody(single: Path) -> None:
-    assert not any(entry.best for row in tabulate(by_setting(read_cells(single))).rows for entry in row)
+    assert not any(entry.best for row in tabulate(by_setting(read_records(single))).rows for entry in row)
 
 
 def test_markdown_and_terminal_have_the_same_texts(grid: Path) -> None:
-    table = tabulate(by_setting(read_cells(grid)))
+    table = tabulate(by_setting(read_records(grid)))
     text = to_markdown(table)
     console = Console(width=200, record=True, file=open("/dev/null", "w"))
     console.print(to_rich(table))
@@ -88,7 +88,7 @@ def test_markdown_and_terminal_have_the_same_texts(grid: Path) -> None:
 
 def test_metrics_have_columns_where_a_run_was_asked_for_them(tmp_path: Path) -> None:
     more = {"evaluate.metrics": [["auc"], []]}
-    table = tabulate(by_setting(read_cells(sweep(tmp_path / "s", sweep=more))))
+    table = tabulate(by_setting(read_records(sweep(tmp_path / "s", sweep=more))))
     place = table.titles.index("AUC")
     assert "macro-F1" not in table.titles and table.titles[place - 1 : place + 2] == (
         "best round",
@@ -112,7 +112,7 @@ def test_amounts_as_people_read_them() -> None:
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run in"):
-        read_cells(tmp_path)
+        read_records(tmp_path)
 
 
 def test_a_narrow_terminal_keeps_the_names_and_loses_columns_that_can_be_done_without() -> None:
@@ -136,19 +136,19 @@ def test_what_an_attack_cost(tmp_path: Path) -> None:
     """Against the same run without it, over the clients that are benign in the attacked one; other seeds have
     twins of their own."""
     axes = {"attack.name": ["none", "ipm"], "seed": [0, 1]}
-    cells = read_cells(sweep(tmp_path / "s", sweep=axes))
-    lines = by_setting(cells)
-    assert [line.label for line in lines] == ["none", "ipm"] and cells[0].config["attack"] is None
+    records = read_records(sweep(tmp_path / "s", sweep=axes))
+    lines = by_setting(records)
+    assert [line.label for line in lines] == ["none", "ipm"] and records[0].config["attack"] is None
     table = tabulate(lines)
     place = table.titles.index("lost")
     assert (
         table.rows[0][place].text == "–" and table.titles[place + 1] == "sent"
     )  # no trigger, and nobody who looks for attackers
-    for honest, attacked in zip(lines[0].cells, lines[1].cells, strict=True):
+    for honest, attacked in zip(lines[0].records, lines[1].records, strict=True):
         (malicious,) = attacked.manifest["malicious"]
         means = []
-        for cell in (honest, attacked):
-            frame = cell.run.clients()
+        for record in (honest, attacked):
+            frame = record.run.clients()
             means.append(
                 frame.loc[(frame.client != malicious) & (frame.samples > 0), "accuracy/global"].mean()
             )
@@ -158,7 +158,7 @@ def test_what_an_attack_cost(tmp_path: Path) -> None:
         )
     assert lines[1].mean("attack/lost") == table.rows[1][place].value
     assert (
-        read_cells(lines[1].cells[0].path)[0].final.get("attack/lost") is None
+        read_records(lines[1].records[0].path)[0].final.get("attack/lost") is None
     )  # alone, it has nothing to be compared with
 
 
@@ -178,14 +178,14 @@ def test_one_experiment_is_not_several_seeds(tmp_path: Path) -> None:
     two seeds all the same."""
     axes = {"attack.name": ["none", "ipm"], "attack.fraction": [0.25, 0.5], "seed": [0, 1]}
     honest, *attacked = by_setting(
-        read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes))
+        read_records(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes))
     )
     assert honest.seeds == 2 and [line.seeds for line in attacked] == [2, 2]
     assert all(line.mean("attack/lost") is not None for line in attacked)
 
 
 def test_columns_of_attacks_only_where_there_are_any(grid: Path) -> None:
-    assert not {"lost", "ASR", "DAcc"} & set(tabulate(by_setting(read_cells(grid))).titles)
+    assert not {"lost", "ASR", "DAcc"} & set(tabulate(by_setting(read_records(grid))).titles)
 
 
 def test_matching_has_a_column_where_partners_are_known(grid: Path, tmp_path: Path) -> None:
@@ -194,11 +194,13 @@ def test_matching_has_a_column_where_partners_are_known(grid: Path, tmp_path: Pa
         "partition": {"name": "complementary-pairs", "samples_per_client": 20, "ratio": 0.8},
     }
     table = tabulate(
-        by_setting(read_cells(sweep(tmp_path / "s", data=pairs, sweep={"method.name": ["ditto", "fedcom"]})))
+        by_setting(
+            read_records(sweep(tmp_path / "s", data=pairs, sweep={"method.name": ["ditto", "fedcom"]}))
+        )
     )
     place = table.titles.index("matched")
     assert [row[place].text for row in table.rows][0] == "–" and table.rows[1][place].text.endswith(" %")
-    assert "matched" not in tabulate(by_setting(read_cells(grid))).titles
+    assert "matched" not in tabulate(by_setting(read_records(grid))).titles
 
 
 def test_titles_are_words_and_no_markup() -> None:

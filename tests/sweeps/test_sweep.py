@@ -27,7 +27,7 @@ from holdfast.experiment.loop import Experiment
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
 from holdfast.models.mlp import Mlp
-from holdfast.report.read_runs import by_setting, read_cells
+from holdfast.report.read_runs import by_setting, read_records
 from holdfast.results.run import Run
 from holdfast.storage.store import Store
 from holdfast.sweeps import runner, session
@@ -628,7 +628,7 @@ def test_a_sweep_over_objects_continues_when_they_are_made_again(
     assert [cell.label for cell in whole] == [
         f"loss=lambda(scale={s}) seed={n}" for s in (1.0, 3.0) for n in (0, 1)
     ]
-    assert len(by_setting(read_cells(tmp_path / "whole"))) == 2, "two losses, each under two seeds"
+    assert len(by_setting(read_records(tmp_path / "whole"))) == 2, "two losses, each under two seeds"
     holdfast.sweep(given, out=tmp_path / "cut", shard=(1, 2))
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match=r"Python objects \(model, train.loss\); .* code cannot be compared"):
@@ -653,4 +653,4 @@ def test_objects_with_equal_names_are_separate_lines(tmp_path: Path) -> None:
     assert [cell.label for cell in cells] == [
         f"loss=lambda-{number} seed={seed}" for number in (1, 2) for seed in (0, 1)
     ]
-    assert [line.seeds for line in by_setting(read_cells(tmp_path / "s"))] == [2, 2]
+    assert [line.seeds for line in by_setting(read_records(tmp_path / "s"))] == [2, 2]

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.report.attack_effects import bans, held_or_fell
 from holdfast.report.page import write_page
-from holdfast.report.read_runs import by_setting, read_cells
-from holdfast.report.settings_by_attack import Crossing
+from holdfast.report.read_runs import by_setting, read_records
+from holdfast.report.settings_by_attack import SettingsByAttack
 from holdfast.report.table import tabulate
 from tests.report.conftest import sweep, text_of
 
@@ -25,8 +25,8 @@ def line(label: str, accuracy: float, lost: float, told: Any = (), **detection: 
         "attack/lost": lost,
         **{f"detection/{name}": value for name, value in detection.items()},
     }
-    cell = SimpleNamespace(manifest={"malicious": told if told is None else list(told)})
-    return SimpleNamespace(label=label, mean=figures.get, seeds=1, cells=(cell,))
+    record = SimpleNamespace(manifest={"malicious": told if told is None else list(told)})
+    return SimpleNamespace(label=label, mean=figures.get, seeds=1, records=(record,))
 
 
 def test_the_best_under_attack_and_what_it_cost_the_others() -> None:
@@ -64,10 +64,10 @@ def test_bans_of_attackers_and_of_others(tmp_path: Path) -> None:
     """One is caught in the first round; a bound that nobody keeps to bans the rest, too, attack or not."""
     method = {"name": "fedcap", "t_unit": "absolute"}
     out = sweep(tmp_path / "s", method=method, sweep={"attack": ["none", LONG], "method.t_norm": [5.0, 1e-6]})
-    lines = by_setting(read_cells(out))
-    dots = [circles(text_of(bans([one], Crossing(lines)))) for one in lines]
+    lines = by_setting(read_records(out))
+    dots = [circles(text_of(bans([one], SettingsByAttack(lines)))) for one in lines]
     assert (
-        dots[0] == [] and bans(lines[:1], Crossing(lines)) is None
+        dots[0] == [] and bans(lines[:1], SettingsByAttack(lines)) is None
     )  # no attack, and a bound that all keep to
     assert [kind for kind, _ in dots[1]] == ["wronged"] * 4
     assert [(kind, about.split(":")[0]) for kind, about in dots[2]] == [("banned", "client 2, round 1")]
@@ -79,8 +79,8 @@ def test_bans_of_attackers_and_of_others(tmp_path: Path) -> None:
 def test_bans_where_attackers_are_drawn_for_every_round(tmp_path: Path) -> None:
     attack = {"name": "replacement", "fraction": 0.25, "factor": 1000.0, "redraw": True}
     out = sweep(tmp_path / "s", method={"name": "fedcap", "t_norm": 5.0}, sweep={"attack": ["none", attack]})
-    cell = read_cells(out)[1]
-    (first,) = cell.run.malicious(1)
+    record = read_records(out)[1]
+    (first,) = record.run.malicious(1)
     found = circles(write_page(out).read_text())
     assert ("banned", f"client {first}, round 1") in [(kind, about.split(":")[0]) for kind, about in found]
     assert {kind for kind, _ in found} == {"banned"}
@@ -92,7 +92,7 @@ def test_a_detector_that_found_nobody_is_judged_too(tmp_path: Path) -> None:
     found = {}
     for method in ("fedavg", "fedcap"):
         out = sweep(tmp_path / method, method={"name": method}, sweep={"attack": ["none", attack]})
-        found[method] = tabulate(by_setting(read_cells(out)))
+        found[method] = tabulate(by_setting(read_records(out)))
     assert "DAcc" not in found["fedavg"].titles
     assert found["fedcap"].rows[1][found["fedcap"].titles.index("DAcc")].text == "75.0 %"
 
@@ -100,7 +100,7 @@ def test_a_detector_that_found_nobody_is_judged_too(tmp_path: Path) -> None:
 def test_a_lead_within_the_spread_is_said_of_one_attack_too() -> None:
     def seeded(label: str, accuracy: float, data: str = "digits") -> Any:
         one = line(label, accuracy, 0.0)
-        one.seeds, one.spread, one.cells[0].config = 3, {"accuracy": 0.02}.get, {"data": data}
+        one.seeds, one.spread, one.records[0].config = 3, {"accuracy": 0.02}.get, {"data": data}
         return one
 
     assert held_or_fell([seeded("a", 0.9), seeded("b", 0.89)])[1].endswith(

@@ -10,7 +10,7 @@ from holdfast.cli import main
 from holdfast.core.toml import to_toml
 from holdfast.report.equal_runs import without_effect
 from holdfast.report.page import render
-from holdfast.report.read_runs import read_cells
+from holdfast.report.read_runs import read_records
 from tests.report.conftest import TINY, sweep
 
 
@@ -18,25 +18,25 @@ def test_a_setting_that_changes_nothing_is_named_once_with_its_runs(tmp_path: Pa
     """With fedas on a head that is private, `rho` is not read; `align_lr` is."""
     fedas = {"method": {"name": "fedas"}, "train": {"rounds": 2, "local_epochs": 1}}
     axes = {"method.rho": [0.25, 0.75], "method.align_lr": [0.01, 0.1], "seed": [0, 1]}
-    cells = read_cells(sweep(tmp_path / "s", **fedas, sweep=axes))
-    (said,) = without_effect(cells)
-    first = f"{cells[0].label}, {cells[4].label}"
+    records = read_records(sweep(tmp_path / "s", **fedas, sweep=axes))
+    (said,) = without_effect(records)
+    first = f"{records[0].label}, {records[4].label}"
     assert said.startswith(
         f"method.rho made no difference: {first} (and 3 more such groups) differ in it, but all their figures"
     )
-    page = render(cells)
+    page = render(records)
     assert "method.rho made no difference" in page and ", exactly as " in page
 
 
 def test_a_setting_with_an_effect_is_not(grid: Path, duel: Path) -> None:
-    assert without_effect(read_cells(grid)) == [] == without_effect(read_cells(duel))
-    assert "made no difference" not in render(read_cells(grid))
+    assert without_effect(read_records(grid)) == [] == without_effect(read_records(duel))
+    assert "made no difference" not in render(read_records(grid))
 
 
 def test_what_is_measured_beside_may_change_nothing(tmp_path: Path) -> None:
     assert (
         without_effect(
-            read_cells(sweep(tmp_path / "s", sweep={"evaluate.unselected": ["keep_own", "deliver"]}))
+            read_records(sweep(tmp_path / "s", sweep={"evaluate.unselected": ["keep_own", "deliver"]}))
         )
         == []
     )

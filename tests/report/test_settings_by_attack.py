@@ -9,10 +9,10 @@ from typing import Any
 
 from holdfast.report.attack_effects import worst_cases
 from holdfast.report.page import render
-from holdfast.report.read_runs import by_setting, read_cells
+from holdfast.report.read_runs import by_setting, read_records
 from holdfast.report.robustness_map import score_map
 from holdfast.report.sections import title
-from holdfast.report.settings_by_attack import BENIGN, WORST, Crossing
+from holdfast.report.settings_by_attack import BENIGN, WORST, SettingsByAttack
 from holdfast.report.verdict import verdict
 from tests.report.balanced_html import Balanced
 from tests.report.conftest import sweep
@@ -32,13 +32,13 @@ def line(
         "data": {"name": data, "partition": {"name": "iid"}},
         "seed": 0,
     }
-    cell = SimpleNamespace(
+    record = SimpleNamespace(
         config=config, method="fedavg", path=Path(f"folder-of-{label}"), manifest={"malicious": [0]}
     )
     means = {"accuracy": accuracy}
     return SimpleNamespace(
         label=label,
-        cells=(cell,),
+        records=(record,),
         mean=means.get,
         spread=lambda metric: spread,
         seeds=1 if spread is None else 2,
@@ -54,7 +54,7 @@ def test_words_of_the_label_name_rows_and_columns() -> None:
         line("attack={'name': 'ipm', 'eps': 10.0} seed=4", attack=strong),
         line("mnist fedcap iid", data="mnist"),
     ]
-    assert [(one.setting, one.attack, one.data) for one in Crossing(lines).faced] == [
+    assert [(one.setting, one.attack, one.data) for one in SettingsByAttack(lines).faced] == [
         ("fedcap lam=0.1", BENIGN, "digits"),
         ("fedcap lam=0.1", "ipm eps=10.0", "digits"),
         ("fedcap lam=0.1", "ipm eps=0.1", "digits"),
@@ -64,7 +64,7 @@ def test_words_of_the_label_name_rows_and_columns() -> None:
 
 
 def test_two_of_one_name_are_two_rows() -> None:
-    assert Crossing([line("a"), line("a")]).settings == ["a", "a (folder-of-a)"]
+    assert SettingsByAttack([line("a"), line("a")]).settings == ["a", "a (folder-of-a)"]
 
 
 ATTACKS = {"x": {"name": "x"}, "y": {"name": "y"}}
@@ -89,7 +89,7 @@ FIGURES = {
 
 
 def test_the_worst_case_is_over_attacks_and_needs_all_of_them() -> None:
-    (grid,) = Crossing(lines_of(FIGURES)).grids
+    (grid,) = SettingsByAttack(lines_of(FIGURES)).grids
     assert grid.columns == (BENIGN, "x", "y", WORST) and grid.settings == ("b", "a", "c")
     worst = [(row[-1].mean, row[-1].attack) if row[-1] else None for row in grid.scores]
     assert worst == [(0.5, "y"), (0.1, "y"), None]  # c was not tried under y
@@ -106,7 +106,7 @@ def test_the_worst_case_is_over_attacks_and_needs_all_of_them() -> None:
 
 def test_a_run_without_attack_is_nobodys_worst_case() -> None:
     """Where an attack happens to help, the worst case is still one of the attacks."""
-    (grid,) = Crossing(lines_of({**FIGURES, ("a", "none"): 0.05, ("b", "none"): 0.2})).grids
+    (grid,) = SettingsByAttack(lines_of({**FIGURES, ("a", "none"): 0.05, ("b", "none"): 0.2})).grids
     worst = {setting: grid.worst(setting) for setting in grid.settings}
     assert [(score.mean, score.attack) for score in (worst["a"], worst["b"]) if score] == [
         (0.1, "y"),
@@ -116,7 +116,7 @@ def test_a_run_without_attack_is_nobodys_worst_case() -> None:
 
 
 def test_the_worst_case_decides() -> None:
-    name, said = worst_cases(Crossing(lines_of(FIGURES)).grids) or ("", "")
+    name, said = worst_cases(SettingsByAttack(lines_of(FIGURES)).grids) or ("", "")
     assert (
         name == "b"
         and said
@@ -126,15 +126,16 @@ def test_the_worst_case_decides() -> None:
     close = {**FIGURES, ("a", "y"): 0.48}
     assert (
         "The lead of b over a is within the spread over seeds."
-        in (worst_cases(Crossing(lines_of(close, 0.05)).grids) or ("", ""))[1]
+        in (worst_cases(SettingsByAttack(lines_of(close, 0.05)).grids) or ("", ""))[1]
     )
     assert (
-        worst_cases(Crossing(lines_of({key: v for key, v in FIGURES.items() if key[1] != "y"})).grids) is None
+        worst_cases(SettingsByAttack(lines_of({key: v for key, v in FIGURES.items() if key[1] != "y"})).grids)
+        is None
     )  # one attack only
 
 
 def test_cells_of_the_map_carry_their_values_and_the_best_is_marked_in_words() -> None:
-    (grid,) = Crossing(lines_of(FIGURES, 0.012)).grids
+    (grid,) = SettingsByAttack(lines_of(FIGURES, 0.012)).grids
     text = score_map(grid)
     Balanced(text)
     scores = re.findall(r'<text class="score( best)?"[^>]*>([^<]*)</text>', text)
@@ -154,14 +155,14 @@ def test_cells_of_the_map_carry_their_values_and_the_best_is_marked_in_words() -
 
 
 def test_of_many_settings_those_that_hold_best_are_highlighted(tmp_path: Path) -> None:
-    crossing = Crossing(lines_of({(f"s{i}", "x"): i / 20 for i in range(10)}))
+    by_attack = SettingsByAttack(lines_of({(f"s{i}", "x"): i / 20 for i in range(10)}))
     assert (
-        crossing.many
-        and crossing.settings[:2] == ["s9", "s8"]
-        and crossing.place(crossing.faced[9].line) == 0
+        by_attack.many
+        and by_attack.settings[:2] == ["s9", "s8"]
+        and by_attack.place(by_attack.faced[9].line) == 0
     )
     axes = {"train.lr": [0.01 * i for i in range(1, 10)]}
-    text = render(read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes)))
+    text = render(read_records(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes)))
     assert (
         text.count('class="key" aria-pressed="true"') == 8
         and text.count('class="key" aria-pressed="false"') == 1
@@ -170,12 +171,12 @@ def test_of_many_settings_those_that_hold_best_are_highlighted(tmp_path: Path) -
 
 
 def test_the_page_of_a_duel(duel: Path) -> None:
-    cells = read_cells(duel)
-    lines = by_setting(cells)
-    crossing, text = Crossing(lines), render(cells)
+    records = read_records(duel)
+    lines = by_setting(records)
+    by_attack, text = SettingsByAttack(lines), render(records)
     Balanced(text)
-    assert title(lines, crossing) == "fedavg and fedcap under 2 attacks on digits"
-    (grid,) = crossing.grids
+    assert title(lines, by_attack) == "fedavg and fedcap under 2 attacks on digits"
+    (grid,) = by_attack.grids
     assert verdict(lines)[0] == grid.settings[0] and grid.columns == (BENIGN, "ipm", "sign-flip", WORST)
     for score, entry in zip(grid.scores[0], grid.table().rows[0][1:], strict=True):
         assert (
@@ -193,7 +194,7 @@ def test_the_page_of_a_duel(duel: Path) -> None:
     assert (
         "What it cost</h2>" in text
         and "fedcap ipm, to the server: " in text
-        and "What it cost</h2>" not in render(cells[:1])
+        and "What it cost</h2>" not in render(records[:1])
     )
 
 
@@ -203,8 +204,8 @@ def test_a_map_for_each_way_the_data_is_dealt(tmp_path: Path) -> None:
         "method.name": ["fedavg", "local"],
         "attack.name": ["none", "ipm"],
     }
-    cells = read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes))
-    grids = Crossing(by_setting(cells)).grids
+    records = read_records(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes))
+    grids = SettingsByAttack(by_setting(records)).grids
     assert [grid.data for grid in grids] == ["digits beta=0.3", "digits beta=0.9"]
     assert all(grid.columns == (BENIGN, "ipm") for grid in grids)  # a single attack is its own worst case
-    assert "<h3>digits beta=0.9</h3>" in render(cells)
+    assert "<h3>digits beta=0.9</h3>" in render(records)

@@ -15,10 +15,10 @@ import torch
 
 from holdfast.report.mixtures import matrices
 from holdfast.report.page import render
-from holdfast.report.read_runs import Cell, read_cells
-from holdfast.report.run_data import Frame, Story, evenly, read
+from holdfast.report.read_runs import RunRecord, read_records
+from holdfast.report.run_data import Frame, RunData, evenly, read_run_data
 from holdfast.report.run_details import inside, inside_each
-from holdfast.report.shaded_grid import LETTERS, STEPS, Grid, Scale
+from holdfast.report.shaded_grid import LETTERS, STEPS, Scale, ShadedGrid
 from holdfast.report.timelines import timelines
 from holdfast.storage.store import Store
 from tests.report.balanced_html import Balanced
@@ -28,7 +28,7 @@ MANY = {"clients": 8, "partition": {"name": "dirichlet", "beta": 0.5, "samples_p
 
 
 @pytest.fixture(scope="session")
-def fedcap(tmp_path_factory: pytest.TempPathFactory) -> Cell:
+def fedcap(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     """Two attackers, banned as soon as they are twice as far off as the others."""
     method = {"name": "fedcap", "t_norm": 2.0, "t_unit": "median"}
     folder = sweep(
@@ -37,27 +37,27 @@ def fedcap(tmp_path_factory: pytest.TempPathFactory) -> Cell:
         data=MANY,
         attack={"name": "ipm", "fraction": 0.25},
     )
-    return read_cells(folder)[0]
+    return read_records(folder)[0]
 
 
 @pytest.fixture(scope="session")
-def committee(tmp_path_factory: pytest.TempPathFactory) -> Cell:
+def committee(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     folder = sweep(
         tmp_path_factory.mktemp("in") / "x",
         method={"name": "c-pfl"},
         data=MANY,
         attack={"name": "sign-flip", "fraction": 0.25},
     )
-    return read_cells(folder)[0]
+    return read_records(folder)[0]
 
 
 @pytest.fixture(scope="session")
-def matched(tmp_path_factory: pytest.TempPathFactory) -> Cell:
+def matched(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     data = {
         "clients": 6,
         "partition": {"name": "complementary-pairs", "ratio": 0.8, "samples_per_client": 40},
     }
-    return read_cells(
+    return read_records(
         sweep(tmp_path_factory.mktemp("in") / "x", method={"name": "fedcom", "channels": 1}, data=data)
     )[0]
 
@@ -90,7 +90,7 @@ def client(name: str) -> int:
     return int(name.removeprefix("▲ "))
 
 
-def test_weights_are_those_of_the_run_and_attackers_stand_first(fedcap: Cell) -> None:
+def test_weights_are_those_of_the_run_and_attackers_stand_first(fedcap: RunRecord) -> None:
     grid = grids(text_of(*inside(fedcap)))["Weight in the aggregate by client and round"]
     bad = fedcap.run.malicious()
     assert grid["rows"][:2] == [f"▲ {one}" for one in bad] and not any(
@@ -102,21 +102,21 @@ def test_weights_are_those_of_the_run_and_attackers_stand_first(fedcap: Cell) ->
         assert seen[ids.index(row.client), row.round - 1] == pytest.approx(row.value, abs=fineness(grid))
 
 
-def test_bans_are_crosses_with_their_reasons_and_a_threshold(fedcap: Cell) -> None:
-    text, banned, story = text_of(*inside(fedcap)), fedcap.run.table("turned-away"), read(fedcap)
+def test_bans_are_crosses_with_their_reasons_and_a_threshold(fedcap: RunRecord) -> None:
+    text, banned, run_data = text_of(*inside(fedcap)), fedcap.run.table("turned-away"), read_run_data(fedcap)
     assert set(banned["client"]) >= set(fedcap.run.malicious())  # else the test shows nothing
     says = grids(text)["Length of the update by client and round"]["says"]
     first = banned.iloc[0]
     assert f"banned in round {first['round']}: {first['reason']}" in says.values()
     assert 'class="m ban"' in text and f"{len(banned)} clients were banned, 2 of them attackers" in text
     norms = fedcap.run.store.arrays(1)["verdict/scores/norm/norm"]
-    assert story and story.numbers["scores/norm/norm/bound"][0] == pytest.approx(
+    assert run_data and run_data.numbers["scores/norm/norm/bound"][0] == pytest.approx(
         2 * float(norms.quantile(0.5))
     )  # as the detector had it
     assert re.search(r'class="boundary"[^>]*>threshold [\d.]+<', text) and ">▲ attackers<" in text
 
 
-def test_the_slider_has_every_round_of_the_matrix(fedcap: Cell) -> None:
+def test_the_slider_has_every_round_of_the_matrix(fedcap: RunRecord) -> None:
     text = text_of(*inside(fedcap))
     grid, table = grids(text)["Whose models each client was given"], fedcap.run.table("customisation")
     rounds, ids = sorted(table["round"].unique()), [client(name) for name in grid["rows"]]
@@ -133,7 +133,7 @@ def test_the_slider_has_every_round_of_the_matrix(fedcap: Cell) -> None:
     assert cells and re.findall(r">([^<]*)</text>", cells[1]) == words
 
 
-def test_the_committee_its_seats_votes_and_decisions(committee: Cell) -> None:
+def test_the_committee_its_seats_votes_and_decisions(committee: RunRecord) -> None:
     text = text_of(*inside(committee))
     found, prefix = grids(text), "verdict/tables/committee/"
     last = {
@@ -159,7 +159,7 @@ def test_the_committee_its_seats_votes_and_decisions(committee: Cell) -> None:
     assert f"threshold {100 * float(last['threshold']):.3g} %" in text
 
 
-def test_matches_right_and_wrong(matched: Cell) -> None:
+def test_matches_right_and_wrong(matched: RunRecord) -> None:
     text = text_of(*inside(matched))
     metrics = [part["metrics"] for part in matched.parts]
     right, decisions = (sum(m[f"matching/{name}"] for m in metrics) for name in ("right", "decisions"))
@@ -173,14 +173,14 @@ def test_matches_right_and_wrong(matched: Cell) -> None:
 
 
 def test_a_match_in_an_unknown_federation_is_neither_right_nor_wrong(
-    matched: Cell, monkeypatch: pytest.MonkeyPatch
+    matched: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.report.mixtures._facts", lambda cell: {})
+    monkeypatch.setattr("holdfast.report.mixtures._facts", lambda record: {})
     text = text_of(*inside(matched))
     assert "decisions name" not in text and "says" not in grids(text)["Peers by client and round"]
 
 
-def test_every_client_has_a_chart_and_every_round_its_bytes(fedcap: Cell) -> None:
+def test_every_client_has_a_chart_and_every_round_its_bytes(fedcap: RunRecord) -> None:
     text, frame, bad = text_of(*inside(fedcap)), fedcap.run.clients(3), fedcap.run.malicious()
     for one, accuracy in zip(frame["client"], frame["accuracy/personal"], strict=True):
         words = f"client {one}{', an attacker' if one in bad else ''}"
@@ -190,26 +190,26 @@ def test_every_client_has_a_chart_and_every_round_its_bytes(fedcap: Cell) -> Non
 
 
 def test_attackers_that_change_are_marked_in_their_rounds(tmp_path: Path) -> None:
-    cell = read_cells(
+    record = read_records(
         sweep(tmp_path / "x", data=MANY, attack={"name": "ipm", "fraction": 0.25, "redraw": True})
     )[0]
-    text = text_of(*inside(cell))
+    text = text_of(*inside(record))
     says = grids(text)["Length of the update by client and round"]["says"]
     assert "attacks in this round" in text and "▲ 0" not in text
-    assert set(says) == {f"{one},{round - 1}" for round in (1, 2, 3) for one in cell.run.malicious(round)}
+    assert set(says) == {f"{one},{round - 1}" for round in (1, 2, 3) for one in record.run.malicious(round)}
 
 
 def test_nothing_for_a_run_that_recorded_nothing(single: Path) -> None:
-    cell = read_cells(single)[0]
-    text = text_of(*inside(cell))
+    record = read_records(single)[0]
+    text = text_of(*inside(record))
     assert (
         "▲" not in text
         and "Nobody was turned away." in text
         and "committee" not in text
         and "matched" not in text
     )
-    cell.round, cell.parts = 0, []
-    assert inside(cell) == [] and inside_each([cell, cell]) == []
+    record.round, record.parts = 0, []
+    assert inside(record) == [] and inside_each([record, record]) == []
 
 
 def test_nothing_that_was_recorded_becomes_markup(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,10 +220,10 @@ def test_nothing_that_was_recorded_becomes_markup(single: Path, monkeypatch: pyt
         return {**plain(self, round), **told, f"verdict/tables/m{evil}": torch.rand(4, 3)}
 
     monkeypatch.setattr(Store, "arrays", arrays)
-    cells = read_cells(single)
-    for part in cells[0].parts:
+    records = read_records(single)
+    for part in records[0].parts:
         part["banned"], part["rejected"] = {"1": evil}, {"2": evil}
-    text = render(cells)
+    text = render(records)
     seen = Balanced(text)
     assert "img" not in seen.tags and seen.tags["script"] == 2 and evil not in text
     assert f"Recorded: m{evil}" in grids(text)
@@ -235,34 +235,35 @@ def test_a_long_run_of_many_clients_stays_small() -> None:
     n, rounds, draw = 20, list(range(1, 101)), np.random.default_rng(0)
     bad = np.zeros((n, 100), dtype=bool)
     bad[:6] = True
-    story = Story(list(range(n)), n, rounds, 100, bad, frozenset(range(6)))
-    story.grids = {name: draw.random((n, 100)) for name in ("weights", "norms", "fim", "scores/a/b")}
-    story.rejected = {(one, round): "no" for one in range(n) for round in rounds[::2]}
-    assert len(text_of(timelines(story))) < 300_000
+    run_data = RunData(list(range(n)), n, rounds, 100, bad, frozenset(range(6)))
+    run_data.grids = {name: draw.random((n, 100)) for name in ("weights", "norms", "fim", "scores/a/b")}
+    run_data.rejected = {(one, round): "no" for one in range(n) for round in rounds[::2]}
+    assert len(text_of(timelines(run_data))) < 300_000
     names = [str(i) for i in range(n)]
     assert (
-        len(Grid("m", names, names, draw.random((25, n, n)), rounds=rounds[::4], square=True).html()) < 80_000
+        len(ShadedGrid("m", names, names, draw.random((25, n, n)), rounds=rounds[::4], square=True).html())
+        < 80_000
     )
 
 
-def test_of_many_clients_and_rounds_some_are_read(monkeypatch: pytest.MonkeyPatch, fedcap: Cell) -> None:
+def test_of_many_clients_and_rounds_some_are_read(monkeypatch: pytest.MonkeyPatch, fedcap: RunRecord) -> None:
     some = evenly(range(1, 1001), 100)
     assert some[0] == 1 and some[-1] == 1000 and len(some) == 100
     monkeypatch.setattr("holdfast.report.run_data.MOST_CLIENTS", 4)
-    story = read(fedcap)
-    assert story and len(story.clients) == 4 and story.everyone == 8
-    assert story.clients[:2] == fedcap.run.malicious() and story.attackers == 2
+    run_data = read_run_data(fedcap)
+    assert run_data and len(run_data.clients) == 4 and run_data.everyone == 8
+    assert run_data.clients[:2] == fedcap.run.malicious() and run_data.attackers == 2
 
 
 def test_a_sweep_has_each_run_closed_and_keeps_within_its_budget(grid: Path) -> None:
-    cells = read_cells(grid)
-    text = text_of(*inside_each(cells))
-    assert text.count('<details class="inside">') == len(cells) == 6 and text.count("<section>") == 1
+    records = read_records(grid)
+    text = text_of(*inside_each(records))
+    assert text.count('<details class="inside">') == len(records) == 6 and text.count("<section>") == 1
     Balanced(text)
-    budget = sum(len(section.body) for section in inside(cells[0])) + 10
-    short = text_of(*inside_each(cells, budget=budget))
+    budget = sum(len(section.body) for section in inside(records[0])) + 10
+    short = text_of(*inside_each(records, budget=budget))
     assert 1 <= short.count("<details") < 6 and "not shown: the inside of" in short
-    assert inside_each(cells * 3) == []
+    assert inside_each(records * 3) == []
 
 
 def test_scales() -> None:
@@ -281,13 +282,13 @@ def test_scales() -> None:
 
 
 def test_another_methods_matrix_has_numbered_columns() -> None:
-    story = Story([0, 1], 2, [1, 2], 2, np.zeros((2, 2), dtype=bool))
-    story.frames = {
+    run_data = RunData([0, 1], 2, [1, 2], 2, np.zeros((2, 2), dtype=bool))
+    run_data.frames = {
         "held": [
             Frame(round, np.array([0, 1]), np.arange(3), np.full((2, 3), float(round))) for round in (1, 2)
         ]
     }
-    grid = grids(text_of(*matrices(story)))["Recorded: held"]
+    grid = grids(text_of(*matrices(run_data)))["Recorded: held"]
     assert grid["columns"] == ["0", "1", "2"] and unpacked(grid, 0) == pytest.approx(
         np.ones((2, 3)), abs=1e-3
     )

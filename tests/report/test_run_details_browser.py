@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from holdfast.report.page import write_page
-from holdfast.report.read_runs import read_cells
+from holdfast.report.read_runs import read_records
 from tests.report.conftest import sweep
 
 browser = pytest.importorskip("benchmarks.browser")
@@ -26,7 +26,7 @@ def test_keys_read_values_and_move_the_slider(tmp_path: Path) -> None:
         data=data,
         attack={"name": "ipm", "fraction": 0.2},
     )
-    run, page = read_cells(folder)[0].run, write_page(folder)
+    run, page = read_records(folder)[0].run, write_page(folder)
     matrix = run.table("customisation")
     bad = run.malicious()[0]
     first = next(client for client in range(5) if client != bad)  # attackers stand first, then the others

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.cli import main
 from holdfast.core.toml import to_toml
 from holdfast.experiment.config import make_config
-from holdfast.report.read_runs import read_cells
+from holdfast.report.read_runs import read_records
 from holdfast.report.rerun_config import command, config_text
 from holdfast.sweeps.grid import expand
 from tests.report.conftest import sweep
@@ -24,11 +24,11 @@ def made_from(text: str) -> list[dict[str, Any]]:
 
 
 def same_runs(folder: Path) -> str:
-    cells = read_cells(folder)
-    text = config_text(cells)
+    records = read_records(folder)
+    text = config_text(records)
     assert text is not None
     made = made_from(text)
-    assert len(made) == len(cells) and all(cell.run.config.plain() in made for cell in cells)
+    assert len(made) == len(records) and all(record.run.config.plain() in made for record in records)
     return text
 
 
@@ -71,10 +71,10 @@ def test_a_grid_with_and_without_an_attack(tmp_path: Path) -> None:
 def test_runs_that_are_no_grid_have_no_common_config(tmp_path: Path) -> None:
     for name, lr, epochs in (("a", 0.1, 1), ("b", 0.2, 2), ("c", 0.2, 3)):
         sweep(tmp_path / name, train={"rounds": 1, "lr": lr, "local_epochs": epochs})
-    cells = read_cells(tmp_path)
-    text = config_text(cells)
+    records = read_records(tmp_path)
+    text = config_text(records)
     assert text is None or sorted(map(str, made_from(text))) == sorted(
-        str(cell.run.config.plain()) for cell in cells
+        str(record.run.config.plain()) for record in records
     )
 
 
@@ -82,21 +82,21 @@ def test_the_command_names_the_workers_that_were_chosen(tmp_path: Path) -> None:
     """On plan vmap the last bits depend on them, and by default they are chosen by timing."""
     sweep(tmp_path / "s", sweep={"seed": [0, 1]}, engine={"plan": "vmap", "workers": 2})
     assert (
-        command(read_cells(tmp_path / "s"))
+        command(read_records(tmp_path / "s"))
         == "holdfast run config.toml --plan vmap --set engine.threads=1 --workers 2"
     )
 
 
 def test_the_command_gives_the_same_bits(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    cells = read_cells(grid)
-    Path("config.toml").write_text(config_text(cells) or "")
+    records = read_records(grid)
+    Path("config.toml").write_text(config_text(records) or "")
     with pytest.raises(SystemExit) as left:
-        main([*command(cells).split()[1:], "--out", "again"])
+        main([*command(records).split()[1:], "--out", "again"])
     assert not left.value.code
-    again = {(c.method, c.seed): c for c in read_cells(Path("again"))}
-    for cell in cells:
-        assert again[cell.method, cell.seed].curve("loss") == cell.curve("loss")
+    again = {(c.method, c.seed): c for c in read_records(Path("again"))}
+    for record in records:
+        assert again[record.method, record.seed].curve("loss") == record.curve("loss")
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]))

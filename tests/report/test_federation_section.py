@@ -8,15 +8,15 @@ from pathlib import Path
 from holdfast.deploy.ledger import Ledger
 from holdfast.report.federation_section import federated
 from holdfast.report.page import render
-from holdfast.report.read_runs import read_cells
+from holdfast.report.read_runs import read_records
 from holdfast.results.run import Run
 from tests.report.conftest import text_of
 
 
 def test_the_ledger_on_the_page(simulate: Callable[..., Run]) -> None:
     run = simulate(train={"rounds": 1})
-    cells = read_cells(run.path)
-    assert federated(cells) is None
+    records = read_records(run.path)
+    assert federated(records) is None
     ledger, label = Ledger(run.path.parent / "ledger.jsonl"), run.manifest["label"]
     for client in range(4):
         ledger.append("enrol", client, key=f"ssh-key-{client}")
@@ -27,7 +27,7 @@ def test_the_ledger_on_the_page(simulate: Callable[..., Run]) -> None:
     ledger.append("round", round=1, run=label, took_part=[0, 1, 2])
     ledger.append("ban", 1, 2, reason="norm 12", by="method")
     ledger.append("round", round=2, run=label, took_part=[0, 2, 3])
-    page = render(cells)
+    page = render(records)
     for row in (
         '0</th><td><span role="img" aria-label="2 here"',
         "1 here, 1 banned",
@@ -42,4 +42,4 @@ def test_the_ledger_on_the_page(simulate: Callable[..., Run]) -> None:
 def test_a_damaged_ledger_is_told(simulate: Callable[..., Run]) -> None:
     run = simulate(train={"rounds": 1})
     Path(run.path.parent / "ledger.jsonl").write_text("{}\n")
-    assert "is damaged: line 1 is no entry" in text_of(federated(read_cells(run.path)))
+    assert "is damaged: line 1 is no entry" in text_of(federated(read_records(run.path)))
