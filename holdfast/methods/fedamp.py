@@ -1,10 +1,13 @@
 """FedAMP. Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID
 Data, AAAI 2021.
 
-There is no global model. The server keeps every client's last model w_j and mixes for client i its own u_i, in which others count the more
-the closer they are (Algorithm 1, attentive message passing):
-    u_i = (1 - sum_j xi_ij) w_i + sum_j xi_ij w_j,   xi_ij = alpha A'(|w_i - w_j|^2),   A(x) = 1 - exp(-x / sigma).
-The client goes on from its own model, and u_i pulls: min F_i(w) + lambda / (2 alpha) |w - u_i|^2."""  # noqa: E501
+There is no global model. The server keeps every client's last model w_j and mixes for client i its own u_i,
+in which a client has the more weight the closer it is (Algorithm 1, attentive message passing):
+
+    u_i = (1 - sum_j xi_ij) w_i + sum_j xi_ij w_j,
+    xi_ij = alpha A'(|w_i - w_j|^2),   A(x) = 1 - exp(-x / sigma).
+
+The client continues from its own model, pulled to u_i: min F_i(w) + lambda / (2 alpha) |w - u_i|^2."""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
 """FedFomo. Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model
 Optimization, ICLR 2021.
 
-There is no global model. The server keeps every client's last model and sends a client the M that have served it best; the client tests them on validation data of its own and takes what helps. Against w_old, from which its own last training began, model j counts
-    omega_j = (L(w_old) - L(w_j)) / |w_j - w_old|,   what is below 0 as 0, the rest divided by its sum:   w = sum_j omega_j w_j.
-If nothing helps, it keeps its own. Then it trains. The server adds up the omega_j in a matrix of affinities: which model helped which client.
+There is no global model. The server keeps every client's last model and sends a client the M that have helped
+it most; the client tests them on validation data of its own and takes what helps. Against w_old, from which
+its own last training began, model j has the weight
 
+    omega_j = (L(w_old) - L(w_j)) / |w_j - w_old|,
 
-"""  # noqa: E501
+where values below 0 become 0, and the rest are divided by their sum: w = sum_j omega_j w_j. If nothing helps,
+the client keeps its own model. Then it trains. The server adds up the omega_j in a matrix of affinities:
+which model helped which client."""
 
 from __future__ import annotations
 
