@@ -112,14 +112,18 @@ def main() -> None:
     if asked.out:
         asked.out.write_text(json.dumps(found, indent=1))
     if asked.against:
-        known = json.loads(asked.against.read_text())
+        known = {
+            name: digests
+            for name, digests in json.loads(asked.against.read_text()).items()
+            if name.split()[0] in asked.methods and name.split()[1] in asked.plans
+        }
         both = found.keys() & known.keys()
         differ, alone = (
             sorted(name for name in both if found[name] != known[name]),
             sorted(found.keys() ^ known.keys()),
         )
         print(
-            f"{len(both) - len(differ)} equal, {len(differ)} differ: {differ}, {len(alone)} in one of them"
+            f"{len(both) - len(differ)} equal, {len(differ)} differ: {differ}, {len(alone)} in one version"
             f" only: {alone}"
         )
 
