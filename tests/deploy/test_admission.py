@@ -73,9 +73,7 @@ def test_a_round_does_not_wait_for_a_client_that_has_left(tmp_path: Path) -> Non
                 world.ledger.append("leave", client)
         return reply
 
-    with pytest.raises(
-        RunError, match="round 2, evaluate: all clients have left or are banned; enrol one"
-    ):
+    with pytest.raises(RunError, match="round 2, evaluate: all clients have left or are banned; enrol one"):
         world.run(leave)
     assert [entry.what["took_part"] for entry in world.ledger.of("round")] == [[0, 2]] and world.ledger.of(
         "wait", "strike"
