@@ -19,7 +19,7 @@ from holdfast.methods import ClientRule
 from holdfast.results.run import Run
 from holdfast.sweeps.session import resume
 from tests.checks.method_cases import NETWORKS, hard
-from tests.helpers import RAGGED, assert_same, built_in, everything, methods_in_turn, run_all
+from tests.helpers import OFTEN, RAGGED, assert_same, built_in, everything, methods_in_turn, run_all
 
 METHODS = list(built_in("method"))
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -58,8 +58,14 @@ def baselines(tmp_path_factory: pytest.TempPathFactory) -> Baselines:
     return Baselines(tmp_path_factory.mktemp("baselines"))
 
 
-@every_method
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        *((name, "mlp") for name in METHODS),
+        *((name, "cnn-bn") for name in OFTEN),
+        *(pytest.param(name, "cnn-bn", marks=pytest.mark.slow) for name in METHODS if name not in OFTEN),
+    ],
+)
 def test_loop_equals_vmap(name: str, network: str, baselines: Baselines) -> None:
     loop, vmap = (baselines.end(name, network, plan) for plan in ("loop", "vmap"))
     assert_same(loop, vmap, 1e-10)

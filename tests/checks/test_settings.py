@@ -17,7 +17,7 @@ from holdfast.core.registry import find
 from holdfast.local.function_identity import identity
 from holdfast.results.run import Run
 from tests.checks import naive_plugins as naive
-from tests.helpers import assert_same, built_in, everything
+from tests.helpers import assert_same, everything, methods_in_turn
 
 # our own methods keep a row for each client in all they do
 pytestmark = pytest.mark.filterwarnings("error:.*trained one by one:RuntimeWarning")
@@ -62,7 +62,7 @@ def check(tables: list[dict[str, Any]], simulate: One, simulate_all: All) -> lis
     return together
 
 
-@pytest.mark.parametrize("name", list(built_in("method")))
+@pytest.mark.parametrize("name", methods_in_turn())
 def test_a_sweep_over_each_setting_gives_each_cell_its_own_run(
     name: str, simulate: One, simulate_all: All
 ) -> None:

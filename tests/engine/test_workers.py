@@ -199,8 +199,17 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("state", ["busy", "idle"])
+@pytest.mark.parametrize(
+    ("state", "number"),
+    [
+        ("busy", signal.SIGKILL),
+        pytest.param("busy", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("busy", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("idle", signal.SIGKILL, marks=pytest.mark.slow),
+        ("idle", signal.SIGINT),
+        pytest.param("idle", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_workers_end_with_their_parent(state: str, number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", ORPHANS, state],

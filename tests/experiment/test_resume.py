@@ -60,7 +60,7 @@ def resume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("plan", ["loop", "vmap"])
+@pytest.mark.parametrize("plan", ["loop", pytest.param("vmap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "method", ["ditto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedcap"))]
 )
@@ -201,8 +201,15 @@ session.start([("", make_config(json.loads(sys.argv[2])))], Path(sys.argv[1]), s
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGKILL, 1),
+        pytest.param(signal.SIGKILL, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+        (signal.SIGINT, 2),
+    ],
+)
 def test_a_process_of_its_own(tmp_path: Path, number: signal.Signals, workers: int) -> None:
     """A fresh interpreter is stopped, another one goes on; meanwhile nobody else may have the directory. Its
     workers end with it."""
@@ -374,10 +381,13 @@ def test_a_sweep_whose_cells_stand_at_different_rounds(tmp_path: Path, plan: str
         assert bits(tmp_path / "cut" / folder) == bits(tmp_path / "whole" / folder)
 
 
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plan", [pytest.param("loop", marks=pytest.mark.slow), "vmap"])
-def test_a_sweep_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+def test_a_sweep_killed_at_every_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, step: int
+) -> None:
     """Cells whose batches are even, ragged and of another method, with BatchNorm, whose bits depend on who
-    else is in the stack."""
+    else is in the stack. At every stage with the slow tests, otherwise at every seventh."""
     norm = {"model": {"name": "mlp", "hidden": 6, "batch_norm": True}}
     ragged = {
         "data": {"clients": 4, "partition": {"name": "iid", "samples_per_client": 16}}
@@ -395,7 +405,9 @@ def test_a_sweep_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.Monke
     wanted = [bits(tmp_path / "whole" / folder) for folder in folders]
     commits = [place for place, name in enumerate(seen) if name == "RowStore.settle"]
     assert len(commits) == 3 * 4
-    for event in range(commits[5], commits[8] + 3):  # from the last commit of round 1 to that of round 2
+    for event in range(
+        commits[5], commits[8] + 3, step
+    ):  # from the last commit of round 1 to that of round 2
         out = tmp_path / f"{event}"
         assert was_killed(in_child(lambda event=event, out=out: die_at(event, cells, out))), (
             event,
