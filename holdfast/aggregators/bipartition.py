@@ -56,8 +56,8 @@ def _single(far: Tensor) -> Tensor:
             head = head[head]
         heads, place = head.unique(return_inverse=True)
         for _ in range(2):  # rows, then columns
-            nobody = far.new_full((len(heads), far.shape[1]), torch.inf)
-            far = nobody.scatter_reduce_(0, place[:, None].expand_as(far), far, "amin").T.contiguous()
+            farthest = far.new_full((len(heads), far.shape[1]), torch.inf)
+            far = farthest.scatter_reduce_(0, place[:, None].expand_as(far), far, "amin").T.contiguous()
         far.fill_diagonal_(torch.inf)
         group = place[group]
     return part

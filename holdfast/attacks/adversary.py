@@ -17,7 +17,7 @@ from holdfast.attacks.data_poisoning import owners, with_trigger
 from holdfast.attacks.false_numbers import lie
 from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
-from holdfast.core.types import ROOT, Exchange, Schema, Uplink
+from holdfast.core.types import Exchange, Schema, Uplink
 from holdfast.data.federation import ClientRows, Federation, Samples
 
 _OF_SAMPLES, _OF_TABLE = ("classes", "train_rows", "mean", "std"), ("row", "label", "start")
@@ -231,11 +231,11 @@ class Adversary:
         """What these attackers send instead, given no more than the attack declares to know, and never the
         server's own row."""
         assert self.attack is not None
-        knows, people = self.attack.knows, up.ids != ROOT
-        own, cohort = up.only(rows), int(people.sum())
+        knows, clients = self.attack.knows, up.is_client
+        own, cohort = up.only(rows), int(clients.sum())
         all_seen = REACH[knows] >= REACH["everyone"]
         seen, mine = (
-            (up.only(people), rows - int((~people).sum())) if all_seen else (own, torch.arange(len(rows)))
+            (up.only(clients), rows - int((~clients).sum())) if all_seen else (own, torch.arange(len(rows)))
         )
         view = View(mine, seen, knows, cohort, partial(_first_models, sent, rows))
         changed = self.attack.uplink(

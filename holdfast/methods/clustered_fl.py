@@ -109,13 +109,13 @@ class ClusteredServer(ServerRule):
     method: ClusteredFl
 
     def init(self, ctx: Context) -> State:
-        nobody, none = (
+        no_ids, none = (
             torch.zeros(0, dtype=torch.int64),
             torch.zeros(1, ctx.wire.parameters, dtype=ctx.initial.dtype),
         )
         still = torch.zeros(1, dtype=torch.float64)
         return Tree(
-            ctx.initial[None].clone(), torch.full((1, 2), -1), none, still, nobody, nobody, {}
+            ctx.initial[None].clone(), torch.full((1, 2), -1), none, still, no_ids, no_ids, {}
         ).state()
 
     def round(self, state: State, ctx: Context) -> Round:

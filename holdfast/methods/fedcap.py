@@ -99,11 +99,11 @@ class FedCapServer(ServerRule):
             )
         rows = {"models": ctx.wire.size, "updates": ctx.wire.parameters}
         pools = {f"pool/{name}": torch.zeros(0, size, dtype=ctx.initial.dtype) for name, size in rows.items()}
-        nobody = {
+        no_clients = {
             "pool/ids": torch.zeros(0, dtype=torch.int64),
             "pool/counts": torch.zeros(0, dtype=ctx.initial.dtype),
         }
-        return state | {"previous": ctx.initial} | pools | nobody
+        return state | {"previous": ctx.initial} | pools | no_clients
 
     def round(self, state: State, ctx: Context) -> Round:
         if (

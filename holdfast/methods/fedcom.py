@@ -29,7 +29,7 @@ from holdfast.local.losses import Batch
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 
-NOT_WANTED, NOBODY = -1, -2
+NOT_WANTED, NO_PEER = -1, -2
 """In the table `matches`, where there is no peer's id: the client did not ask for this class, or no peer was
 found."""
 
@@ -185,13 +185,13 @@ class FedComServer(ServerRule):
     method: FedCom
 
     def init(self, ctx: Context) -> State:
-        head, nobody = last_layer(ctx.layout), torch.zeros(0, dtype=torch.int64)
+        head, no_ids = last_layer(ctx.layout), torch.zeros(0, dtype=torch.int64)
         state = {
             "model": ctx.initial,
-            "personal/ids": nobody,
+            "personal/ids": no_ids,
             "personal/rows": ctx.initial.new_zeros(0, ctx.wire.size),
         }
-        return state | {"signal/ids": nobody, "signal/rows": ctx.initial.new_zeros(0, *head.shape)}
+        return state | {"signal/ids": no_ids, "signal/rows": ctx.initial.new_zeros(0, *head.shape)}
 
     def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
@@ -255,12 +255,12 @@ class FedComServer(ServerRule):
 
 def match(own: Tensor, asking: Tensor, wanted: Tensor, signals: Tensor, ids: Tensor, channels: int) -> Tensor:
     """Algorithm 1 for all clients that ask: [n, classes], for each wanted class the id of the peer, else
-    NOT_WANTED or NOBODY.
+    NOT_WANTED or NO_PEER.
 
     The smallest entries of the client's own row decide which channels matter; the peer is the other client
     that increased these most (line 6). Equal sums: the lowest id. Where all rows are the same, no client has
     learnt the class; nor has a client with only zeros."""
-    found = torch.where(wanted, NOBODY, NOT_WANTED)
+    found = torch.where(wanted, NO_PEER, NOT_WANTED)
     for k, c in wanted.nonzero().tolist():
         others = (ids != asking[k]) & signals[:, c].any(1)
         rows, row = signals[others, c].double(), own[k, c]

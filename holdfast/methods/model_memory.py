@@ -22,11 +22,11 @@ def empty(ctx: Context) -> State:
 def remember(state: State, ids: Tensor, models: Tensor) -> State:
     """The state after these clients have sent these models: in place of their earlier ones, or as new
     rows."""
-    everybody = torch.cat([state["ids"], ids]).unique()
-    fresh = models.new_zeros(len(everybody), models.shape[1])
-    fresh[torch.searchsorted(everybody, state["ids"])] = state["models"]
-    fresh[torch.searchsorted(everybody, ids)] = models
-    return {**state, "ids": everybody, "models": fresh}
+    known = torch.cat([state["ids"], ids]).unique()
+    fresh = models.new_zeros(len(known), models.shape[1])
+    fresh[torch.searchsorted(known, state["ids"])] = state["models"]
+    fresh[torch.searchsorted(known, ids)] = models
+    return {**state, "ids": known, "models": fresh}
 
 
 def forget(state: State, ids: Iterable[int]) -> State:

@@ -28,7 +28,7 @@ from holdfast.local.fit import Recipe
 from holdfast.local.losses import Batch
 from holdfast.local.plan import Plan
 from holdfast.methods.context import Context
-from holdfast.methods.fedcom import NOBODY, NOT_WANTED, class_gradients, last_layer, match
+from holdfast.methods.fedcom import NO_PEER, NOT_WANTED, class_gradients, last_layer, match
 from holdfast.models.network import Network
 from holdfast.results.run import Run
 from holdfast.sweeps import session
@@ -132,16 +132,16 @@ def test_the_peer_has_the_smallest_sum_where_the_clients_row_is_smallest() -> No
 
 def test_no_match_without_other_clients_or_where_none_has_learnt_the_class() -> None:
     assert matched([[0, 1], [0, 0], [1, 1]], 1) == [
-        [NOT_WANTED, NOBODY],
+        [NOT_WANTED, NO_PEER],
         [NOT_WANTED, NOT_WANTED],
-        [5, NOBODY],
+        [5, NO_PEER],
     ]
     assert matched([[1, 0]] * 3, 1, G[:1], IDS[:1]) == [
-        [NOBODY, NOT_WANTED],
+        [NO_PEER, NOT_WANTED],
         [2, NOT_WANTED],
         [2, NOT_WANTED],
     ]
-    assert matched([[1, 1]] * 3, 1, G[:0], IDS[:0]) == [[NOBODY, NOBODY]] * 3
+    assert matched([[1, 1]] * 3, 1, G[:0], IDS[:0]) == [[NO_PEER, NO_PEER]] * 3
 
 
 def test_equal_sums_go_to_the_lowest_id_and_non_mutual_matches_are_allowed() -> None:
@@ -186,7 +186,7 @@ def test_a_client_that_has_not_learnt_a_class_is_no_peer() -> None:
     zeros."""
     untrained = double([[[-3, 0, 1], [-1, 0, 0]], [[0, 0, 0], [0, 0, 0]], [[2, 5, 9], [0, 0, 0]]])
     assert match(untrained[:1], IDS[:1], torch.tensor([[True, True]]), untrained, IDS, 2).tolist() == [
-        [9, NOBODY]
+        [9, NO_PEER]
     ]
 
 
@@ -499,7 +499,7 @@ def test_a_peer_that_has_sent_no_model_is_skipped() -> None:
 def test_an_empty_cohort_and_a_single_client() -> None:
     play = Played()
     (asked,), verdict = play.round(answer([0], WANTED))
-    assert verdict.tables["matches"].tolist() == [[-1, NOBODY, -1]] and got(asked) == {0: []}
+    assert verdict.tables["matches"].tolist() == [[-1, NO_PEER, -1]] and got(asked) == {0: []}
     exchanges, verdict = play.round(answer([], {}))
     assert (
         not len(verdict.ids)
