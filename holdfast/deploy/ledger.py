@@ -215,7 +215,7 @@ def _check(entry: Entry) -> None:
     ):
         raise ValueError("no pause")
     if entry.kind == "missing" and not isinstance(entry.what.get("clients"), dict):
-        raise ValueError("nobody is missing")
+        raise ValueError("no missing clients")
     if entry.kind == "round" and not (
         entry.what.get("accuracy") is None or is_number(entry.what["accuracy"])
     ):
