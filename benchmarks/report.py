@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def demo_page(folder: Path) -> Path:
-    """Take the screenshot of `holdfast demo` for the README; the demo runs if it does not exist."""
+    """Return the page of `holdfast demo`, for the README; the demo runs if it does not exist."""
     return (
         write_page(folder, title=demo.TITLE, alone=True)
         if run_folders(folder)

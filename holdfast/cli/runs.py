@@ -70,8 +70,8 @@ def run(
     With a section \\[sweep] in CONFIG this is the same as `holdfast sweep`. `holdfast show config` lists all
     settings.
 
-    The exit code is 3 if the run diverged: in some round no benign client sent a finite update or had a
-    finite loss.
+    The exit code is 3 if the run diverged: in some round no benign client sent a finite reply, or
+    their loss was not finite.
 
     \b
     Examples:
