@@ -1,4 +1,4 @@
-"""Diagnoses that take more than reading: they train, test or look again."""
+"""Diagnoses that train or test again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.results.run import Run
 
 COMPUTED = {
     "rank-change": (
-        "plays the run again: how far training, honest and poisoned, moves parameters in the order by"
+        "runs the experiment again: how far benign and poisoned training moves parameters in the order by"
         " importance"
     ),
     "top-fim": "tests again: accuracy after the parameters with the most Fisher information are replaced",
@@ -54,8 +54,8 @@ def top_fim(run: Run, share: float = 0.05) -> Diagnosis:
     ]
     title = f"top-fim: {name_of_run(run)}"
     note = (
-        f"Test accuracy of each client's model after {percent} of its parameters are those of a fresh"
-        " network."
+        f"Test accuracy of each client's model after {percent} of its parameters were replaced by those of a"
+        " new network."
     )
     mean = {
         "client": "mean",
@@ -72,7 +72,7 @@ def top_fim(run: Run, share: float = 0.05) -> Diagnosis:
 def grad_cam(
     runs: Mapping[str, Run], images: Sequence[int], triggered: bool | None = None, client: int | None = None
 ) -> Diagnosis:
-    """FedCPA, Fig. 3. Without a word on it, images carry the trigger where there is one."""
+    """FedCPA, Fig. 3. By default, images carry the trigger where there is one."""
     if triggered is None:
         attacks = [
             (run._experiment.adversary.attack, run._experiment.federation.samples) for run in runs.values()
@@ -82,6 +82,6 @@ def grad_cam(
         )
     drawn, frame = picture(runs, images, triggered, client)
     title = "grad-cam: " + ", ".join(runs)
-    note = "Red: what speaks for the predicted class. Blue frame: right, red frame: wrong."
+    note = "Red: what supports the predicted class. Blue frame: correct, red frame: wrong."
     note += " The images carry the trigger." if triggered else ""
     return Diagnosis(title, frame, frame, [ImageFigure(title, note, drawn)])

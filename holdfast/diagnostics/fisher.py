@@ -1,5 +1,5 @@
-"""Does the Fisher information find the parameters that matter? FedAS, Fig. 3a: replace those with the most of
-it and test again."""
+"""Whether the Fisher information finds the parameters that matter (FedAS, Fig. 3a): replace those with the
+most of it and test again."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> 
                 " same data"
             )
     if samples.words or len(samples.sample_shape) != 3:
-        raise ConfigError(f"data: Grad-CAM is about images, but a sample of {samples.name} is none")
+        raise ConfigError(f"data: Grad-CAM needs images, but a sample of {samples.name} is not an image")
     if min(images) < 0 or max(images) >= len(table.row):
         raise ConfigError(
             f"images: the test set has images 0 to {len(table.row) - 1}, got {min(images)} to {max(images)}"
@@ -192,7 +192,7 @@ def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> 
 
 
 def _pixels(samples: Samples, place: int) -> np.ndarray:
-    """[side, side, 3] of bytes; numbers that are no bytes are stretched over what this image has."""
+    """[side, side, 3] of bytes; other numbers are scaled to the range of this image."""
     image = samples.x[place].double()
     if samples.x.dtype == torch.uint8:
         image = image / 255

@@ -2,8 +2,8 @@
 (FedCPA, Han et al., ICCV 2023, section 4; Fig. 1 and 4).
 
 In each round the parameters are put in order by the importance that the last change of the global model gives
-them. Every client of the cohort is then trained twice from that same model, on the same batches: once as if
-nobody attacked, once as if it were an attacker. How far each parameter moves in the order is its rank change;
+them. Every client of the cohort is then trained twice from that same model, on the same batches: once as a
+benign client, once as an attacker. How far each parameter moves in the order is its rank change;
 the disparity is the poisoned training's change minus the honest one's. FedCPA rests on the disparity being
 large at both ends of the order."""
 
@@ -40,8 +40,8 @@ from holdfast.sweeps.session import start
 def rank_changes(
     source: Run | Config | Mapping[str, Any], rounds: int | None = None, places: int = 50, min_dims: int = 2
 ) -> pd.DataFrame:
-    """Play a run's experiment again, in a folder that does not stay, and compare both trainings in every
-    round from the second on.
+    """Run an experiment again in a temporary folder and compare both trainings in every round from the second
+    on.
 
     One row for each round, client and place in the order: `place` goes from 0 (least important) to 1,
     `benign` and `poisoned` are mean rank changes there as shares of the number of parameters, `disparity` is
@@ -105,7 +105,7 @@ def series_of(means: pd.DataFrame, figure: str) -> Series:
 def changes(last: Tensor, own: Tensor, places: int) -> Tensor:
     """[n, places]: how far parameters moved between the order by `last` [d] and each client's own [n, d], as
     shares of d, averaged over neighbours in the order by `last`, which ascends. Equally important parameters
-    stand by their index."""
+    are ordered by their index."""
     d = len(last)
     order = last.argsort(stable=True)
     rank = torch.empty_like(own, dtype=torch.int64).scatter_(
@@ -160,8 +160,8 @@ class _Comparison:
 
 @dataclass
 class _Both:
-    """An engine that plays a run as it is, and lets a comparison look before every training; nothing of what
-    it asks is kept."""
+    """An engine that runs an experiment unchanged and lets a comparison train the clients again before every
+    training; the state of those trainings is discarded."""
 
     inner: Simulator
     comparison: _Comparison
@@ -177,8 +177,8 @@ class _Both:
 
 
 def _ways(run_context: RunContext) -> dict[str, tuple[Adversary, Any]]:
-    """Nobody attacks; and, where the run has an attack, everybody does: an attacker's data is drawn by its
-    own key, so each one's is what it would be among few."""
+    """No client attacks; and, where the run has an attack, every client does: an attacker's data is drawn by
+    its own key, so each one's is what it would be among few."""
     real = run_context.adversary
     honest = real.honest if real.honest is not None else run_context.federation
     ways: dict[str, Attack | None] = {"benign": None}

@@ -1,5 +1,5 @@
-"""What `run.table` holds, ready to look at: benign against malicious clients over the rounds, matrices of one
-round, who fell out."""
+"""The tables of `run.table` as figures: benign and malicious clients over the rounds, matrices of one round,
+bans and rejections."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def diagnose(run: Run, what: str, round: int | None = None) -> Diagnosis:
 
 
 def name_of_run(run: Run) -> str:
-    """As a title tells it: its label in a sweep, else the method, the rule where it is not the plain mean,
-    and the attack."""
+    """The name of a run in a title: its label in a sweep, else the method, the rule where it is not the plain
+    mean, and the attack."""
     config = run.manifest["config"]
     rule, attack = name_of(config["aggregator"]), name_of(config["attack"])
     words = f"{name_of(config['method'])}{f' with {rule}' if rule not in (None, 'mean') else ''}{f' under {attack}' if attack else ''}"  # noqa: E501
@@ -78,9 +78,9 @@ def _over_rounds(run: Run, frame: pd.DataFrame, what: str, title: str, note: str
 
 
 def _sittings(run: Run, what: str) -> Sequence[MatrixFigure]:
-    """Who gave the scores."""
+    """The members that gave the scores."""
     frame = run.table(what)
-    return [_calendar(run, frame, what, "Who sat on the committee.", lambda row: 1.0)] if len(frame) else []
+    return [_calendar(run, frame, what, "Members of the committee.", lambda row: 1.0)] if len(frame) else []
 
 
 def _kinds(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -134,7 +134,7 @@ def _pairs(run: Run, frame: pd.DataFrame, title: str, note: str, round: int, wha
 
 
 def _largest(one: pd.DataFrame) -> pd.DataFrame:
-    """A line per client: of whom it has most."""
+    """A line per client: the largest entries of its row."""
     rows = []
     for client, row in one.sort_values("value", ascending=False, kind="stable").groupby("client"):
         top = ", ".join(
@@ -176,7 +176,7 @@ def _turned_away(run: Run, frame: pd.DataFrame, title: str, note: str) -> Diagno
 def _calendar(
     run: Run, frame: pd.DataFrame, title: str, note: str, shade: Callable[..., float]
 ) -> MatrixFigure:
-    """Rounds across, clients down: a cell where something was said of a client."""
+    """Rounds across, clients down: a cell for every entry about a client."""
     clients, rounds = sorted(frame["client"].unique()), range(1, run.round + 1)
     values = [[0.0] * len(clients) for _ in rounds]
     for row in frame.itertuples():

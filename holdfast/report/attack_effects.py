@@ -1,4 +1,4 @@
-"""What an attack did to the settings of a page, and whom they banned for it."""
+"""The effect of attacks on the settings of a page: accuracy lost, and the clients that were banned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORTH_NAMING = 0.01  # of accuracy lost
 
 
 def attacked(lines: Sequence[SettingRuns]) -> list[SettingRuns]:
-    """The settings under attack whose attack-free twins are on the page too, the best first."""
+    """The settings under attack whose runs without it are on the page too, the best first."""
     known = [
         line for line in lines if line.mean("attack/lost") is not None and line.mean("accuracy") is not None
     ]
@@ -23,12 +23,13 @@ def attacked(lines: Sequence[SettingRuns]) -> list[SettingRuns]:
 
 
 def held_or_fell(lines: Sequence[SettingRuns]) -> tuple[str, str]:
-    """Who holds best under attack, whom it bans, and what the attack costs the others."""
+    """The best setting under attack, in words: its accuracy, its bans, and what the attack costs the
+    others."""
     best, *others = attacked(lines)
     cost = best.mean("attack/lost") or 0.0
     said = (
-        f"answers {100 * (best.mean('accuracy') or 0.0):.1f} % of a benign client's test samples right under"
-        " attack"
+        f"classifies {100 * (best.mean('accuracy') or 0.0):.1f} % of a benign client's test samples correctly"
+        " under attack"
     )
     more = "less" if cost > 0 else "more"
     said += (
@@ -47,9 +48,9 @@ def held_or_fell(lines: Sequence[SettingRuns]) -> tuple[str, str]:
 
 
 def _luck(best: SettingRuns, others: Sequence[SettingRuns]) -> str:
-    """Whether the order may be that of the seeds; told of the next best on the same data."""
+    """A sentence where the order may be chance, compared with the next best setting on the same data."""
     if best.seeds == 1:
-        return " One seed each: the order may be luck."
+        return " There is one seed each, so the order may be chance."
     rivals = [line for line in others if line.records[0].config["data"] == best.records[0].config["data"]]
     if not rivals:
         return ""
@@ -63,15 +64,15 @@ def _luck(best: SettingRuns, others: Sequence[SettingRuns]) -> str:
 
 
 def _lead(best: str, second: str, gap: float, spread: float) -> str:
-    """By name: others were named in between, so that "its" would be theirs."""
+    """A sentence where the lead over the second is small or zero."""
     if gap == 0:
-        return f" {second} comes to the very same."
+        return f" {second} has exactly the same accuracy."
     return f" The lead of {best} over {second} is within the spread over seeds." if gap <= spread else ""
 
 
 def worst_cases(grids: Sequence[ScoreGrid]) -> tuple[str, str] | None:
-    """The same where there are several attacks: then the worst of them decides, because an attacker chooses
-    too. Told of the first dataset on which there were several, and two settings to compare."""
+    """The best setting under several attacks, in words. Its worst case decides, because an attacker can
+    choose. Uses the first dataset with several attacks and at least two settings."""
     for grid in grids:
         ranked = [(setting, grid.worst(setting)) for setting in grid.settings]
         known = [(setting, worst) for setting, worst in ranked if worst is not None]
@@ -79,11 +80,9 @@ def worst_cases(grids: Sequence[ScoreGrid]) -> tuple[str, str] | None:
             continue
         (best, held), *others = known
         where = f" on {grid.data}" if len(grids) > 1 else ""
-        said = (
-            f"holds best{where}: {100 * held.mean:.1f} % under the attack that is worst for it, {held.attack}"
-        )
+        said = f"has the best worst case{where}: {100 * held.mean:.1f} % under {held.attack}"
         honest = grid.score(best, BENIGN)
-        said += "." if honest is None else f", and {100 * honest.mean:.1f} % without one."
+        said += "." if honest is None else f", and {100 * honest.mean:.1f} % without an attack."
         said += _bans_in_words(grid.lines[best, held.attack])
         fell = [(setting, worst) for setting, worst in others if held.mean - worst.mean >= _WORTH_NAMING][-3:]
         alike = len({worst.attack for _, worst in fell}) == 1
@@ -92,10 +91,10 @@ def worst_cases(grids: Sequence[ScoreGrid]) -> tuple[str, str] | None:
             for i, (setting, worst) in enumerate(fell)
         ]
         when = f"Under {fell[0][1].attack}" if told and alike else "In its worst case"
-        said += f" {when} {_listed(told)}." if told else " The others hold as well."
+        said += f" {when} {_listed(told)}." if told else " No other setting is more than 1 point lower."
         second, runner_up = others[0]
         if held.spread is None:
-            return best, said + " One seed each: the order may be luck."
+            return best, said + " There is one seed each, so the order may be chance."
         return best, said + _lead(
             best, second, held.mean - runner_up.mean, max(held.spread, runner_up.spread or 0.0)
         )
@@ -123,7 +122,9 @@ def _bans_in_words(line: SettingRuns) -> str:
         not isinstance(record.manifest["malicious"], list) for record in line.records
     )  # then rates are of all rounds' decisions
     did = "Round by round it bans or rejects" if drawn else "It bans"
-    return f" {did} {who} and {'nobody else' if wronged == 0 else f'{100 * wronged:.0f} % of the others'}."
+    return (
+        f" {did} {who} and {'no benign client' if wronged == 0 else f'{100 * wronged:.0f} % of the others'}."
+    )
 
 
 def bans(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Section | None:
@@ -161,7 +162,7 @@ def bans(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Section |
     several_seeds = max(line.seeds for line in lines) > 1
     body = fill("sections/bans.html", counts=counts, several_seeds=several_seeds, chart=chart)
     rows = [(place, line.label, [entry[:2] for entry in banned]) for place, line, banned in shown]
-    return Section("Who was banned", body, [run_plots.bans(rows, last)])
+    return Section("Bans", body, [run_plots.bans(rows, last)])
 
 
 def _bans_of(line: SettingRuns) -> list[tuple[int, bool, str]]:

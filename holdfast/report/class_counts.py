@@ -80,7 +80,7 @@ class Holdings:
                 "pool",
                 {"train": "the train split", "train+test": "train and test split together"}[self.data.pool],
             ),
-            ("dealt by", in_words(self.data.model_dump()["partition"])),
+            ("partition", in_words(self.data.model_dump()["partition"])),
             ("clients", f"{federation.clients:,}{late}"),
             ("samples", ", ".join(f"{name} {len(getattr(federation, name).row):,}" for name in PARTS[:-1])),
             *server,

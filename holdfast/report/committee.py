@@ -1,5 +1,5 @@
-"""The committee over the rounds: who sat, what its members said of every model, what a model needed, and
-whether it passed."""
+"""The committee over the rounds: its members, their votes on every model, the threshold, and whether a model
+passed."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def _section(run_data: RunData, name: str, title: str) -> Section | None:
 
 
 def _in_words(run_data: RunData, name: str, sat: dict[int, list[int]]) -> str:
-    """Who sat, and whom they let pass."""
+    """The members and the share of models that passed, in words."""
     ever = {client for members in sat.values() for client in members}
     seats = max(map(len, sat.values()))
-    said = f"{seats} members; {len(ever)} of {run_data.everyone:,} clients sat at some time"
+    said = f"{seats} members; {len(ever)} of {run_data.everyone:,} clients were members at some time"
     bad = run_data.malicious
     if ever & bad:
         with_bad = sum(bool(bad & set(members)) for members in sat.values())
@@ -79,7 +79,7 @@ def _in_words(run_data: RunData, name: str, sat: dict[int, list[int]]) -> str:
 
 
 def _votes(run_data: RunData, name: str) -> ShadedGrid | None:
-    """Members down, models across, and below them the score and the decision."""
+    """Members down, models across, and the score and the decision below them."""
     votes = run_data.frames.get(f"{name}/votes", [])
     if not votes:
         return None

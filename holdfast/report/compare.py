@@ -1,8 +1,6 @@
-"""Runs side by side: a line per setting, what differs between them, and whether the differences are more than
-luck.
+"""Runs side by side: a line per setting, what differs between them, and whether differences are significant.
 
-Only runs that have come to their end are compared and tested: of one that goes on, the last figure is of
-another round."""
+Only finished runs are compared and tested: the last figure of an unfinished run belongs to another round."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What keeps the figures from being what they seem, and what a test would need."""
+        """What limits the comparison, and what a test would need."""
         out = []
         unfinished = [record for line in self.lines for record in line.records if not record.finished]
         if unfinished:
@@ -102,19 +100,19 @@ class Comparison:
             if not by_seed(line, self.metric) and any(record.finished for record in line.records)
         ]
         if without:
-            out.append(f"There is no {self.metric} of {', '.join(without)}.")
+            out.append(f"No run of {', '.join(without)} has a value of {self.metric}.")
         return out + self._about_seeds()
 
     def _about_seeds(self) -> list[str]:
         if not self.pairs:
-            return ["One setting only: there is nothing to compare it with."]
+            return ["There is only one setting, so nothing can be compared."]
         out = []
         few = [pair for pair in self.pairs if len(pair.seeds) < LEAST]
         if few:
             which = "any pair" if len(few) == len(self.pairs) else f"{len(few)} of {len(self.pairs)} pairs"
             out.append(
                 f"No test over seeds is possible for {which}: a pair must share at least {LEAST} finished"
-                f" seeds, and '{few[0].label}' shares {len(few[0].seeds)}. Play the settings under the same"
+                f" seeds, and '{few[0].label}' shares {len(few[0].seeds)}. Run the settings under the same"
                 " seeds, for example seed = [0, 1, 2, 3, 4, 5] under [sweep]."
             )
         tested = [len(pair.seeds) for pair in self.pairs if len(pair.seeds) >= LEAST]
@@ -128,8 +126,8 @@ class Comparison:
         strangers = [pair for pair in self.pairs if not all(_same_data(*twins) for twins in _twins(pair))]
         if strangers:
             out.append(
-                f"'{strangers[0].label}': a seed does not deal the same data to both, so their pairs have"
-                " little in common and the clients cannot be compared."
+                f"'{strangers[0].label}': a seed gives the two settings different partitions, so paired tests"
+                " say little and clients cannot be compared."
             )
         return out
 
@@ -141,13 +139,13 @@ class Comparison:
         sure = [f"{pair.label} (p = {p:.2g})" for pair, p in tested if p < LEVEL]
         if not sure:
             return [
-                f"By the t-test after Holm's correction, none of {len(tested)} differences is beyond the luck"
-                f" of the seeds (p < {LEVEL}). That is no proof that the settings are equal: more seeds may"
-                " tell them apart."
+                f"By the t-test after Holm's correction, none of {len(tested)} differences is significant"
+                f" (p < {LEVEL}). This does not prove that the settings are equal; more seeds may"
+                " separate them."
             ]
         return [
-            f"By the t-test after Holm's correction, {len(sure)} of {len(tested)} differences are beyond the"
-            f" luck of the seeds (p < {LEVEL}): {', '.join(sure)}."
+            f"By the t-test after Holm's correction, {len(sure)} of {len(tested)} differences are"
+            f" significant (p < {LEVEL}): {', '.join(sure)}."
         ]
 
     def plain(self) -> dict[str, Any]:
@@ -203,8 +201,8 @@ class Comparison:
 
 
 def read_lines(folders: Sequence[Path]) -> list[SettingRuns]:
-    """A line per setting over all folders, its seeds from whichever holds them. Where two folders hold the
-    very same experiment, it is the folders that are to be compared, and each keeps its own lines."""
+    """A line per setting over all folders, with the seeds of all of them. Where two folders hold the same
+    experiment, the folders are compared, and each keeps its own lines."""
     for folder in folders:
         if not Path(folder).is_dir():
             raise ConfigError(f"there is no folder {folder}")
@@ -220,14 +218,13 @@ def read_lines(folders: Sequence[Path]) -> list[SettingRuns]:
 
 
 def _home(record: RunRecord, folders: Sequence[Path]) -> Path:
-    """The folder it was asked for by."""
+    """The folder through which the run was requested."""
     path = record.path.resolve()
     return next(folder for folder in (Path(f).resolve() for f in folders) if folder in (path, path.parent))
 
 
 def _told_apart(lines: list[SettingRuns], homes: dict[Path, Path]) -> list[SettingRuns]:
-    """No two of one name: each gets the folder it was asked for by, or where they share that the run's own,
-    or at last a number."""
+    """Give every line a name of its own: add the requested folder, or the run's own folder, or a number."""
     for place_of in (lambda line: homes[line.records[0].path].name, lambda line: line.records[0].path.name):
         names = [line.label for line in lines]
         known = {name: {place_of(line) for line in lines if line.label == name} for name in names}
@@ -246,7 +243,7 @@ def _told_apart(lines: list[SettingRuns], homes: dict[Path, Path]) -> list[Setti
 
 
 def by_seed(line: SettingRuns, metric: str) -> dict[int, float]:
-    """Of the runs that have come to their end."""
+    """The values of finished runs."""
     return {
         record.seed: float(record.final[metric])
         for record in line.records
@@ -298,7 +295,7 @@ def _pair(first: SettingRuns, second: SettingRuns, metric: str) -> Pair:
 
 
 def _twins(pair: Pair) -> list[tuple[RunRecord, RunRecord]]:
-    """Their runs under each seed that they share."""
+    """The runs of both under each shared seed."""
     here, there = ({record.seed: record for record in line.records} for line in (pair.first, pair.second))
     return [(here[seed], there[seed]) for seed in pair.seeds]
 
@@ -308,7 +305,7 @@ def _same_data(one: RunRecord, other: RunRecord) -> bool:
 
 
 def _of_clients(one: RunRecord, other: RunRecord) -> list[float]:
-    """What each client gains in accuracy, of those that are benign and measured in both runs."""
+    """The gain in accuracy of each client that is benign and measured in both runs."""
     malicious = {*one.run.malicious(), *other.run.malicious()}
     here, there = ({dot.client: dot.accuracy for dot in record.dots()} for record in (one, other))
     return [there[client] - here[client] for client in sorted(here.keys() & there.keys() - malicious)]

@@ -39,13 +39,13 @@ _SHARES = (
 
 @dataclass(frozen=True)
 class Part:
-    """One table of the comparison, and what is to be known about it."""
+    """One table of the comparison and a note about it."""
 
     title: str
     table: Table
     note: str = ""
     words: bool = False
-    """Whether it is read rather than compared."""
+    """Whether its cells are words rather than numbers."""
 
 
 def parts(comparison: Comparison) -> list[Part]:
@@ -96,8 +96,8 @@ def _about_seeds(comparison: Comparison) -> str:
 
 
 def _figures(comparison: Comparison) -> Table:
-    """The report's table; the metric too, where it is not in it, how many seeds, and the difference. These
-    stand beside the metric: the table is wider than most screens, and they are what it is read for."""
+    """The report's table with the metric, where it is not in it, the number of seeds and the difference.
+    These columns are beside the metric, because the table is wider than most screens."""
     lines, metric = comparison.lines, comparison.metric
     table = tabulate(lines)
     values = [by_seed(line, metric) for line in lines]
@@ -174,7 +174,7 @@ def _over_clients(comparison: Comparison) -> Table:
 
 
 def writer(metric: str) -> Callable[[float], str]:
-    """How a figure of this name is written."""
+    """The function that writes a figure of this name."""
     if metric.startswith(_SHARES) and not metric.endswith("/clients"):
         return percent
     return (
@@ -187,7 +187,7 @@ def writer(metric: str) -> Callable[[float], str]:
 
 
 def signed(metric: str, difference: float) -> str:
-    """Of shares in points of a hundred: a difference of two percentages is no percentage of anything."""
+    """A difference with its sign; of shares in percentage points."""
     write = writer(metric)
     if write is percent:
         return f"{100 * difference:+.2f} points".replace("-", "−")

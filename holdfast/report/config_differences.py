@@ -11,7 +11,7 @@ MISSING = "–"
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """By dotted key: its value in each config, in their order. Of two different parts (two methods, say)
-    their names are told, and settings that only one of them has are compared among configs that have it."""
+    their names are given, and settings that only one of them has are compared among configs that have it."""
     found = _differing(dict(enumerate(configs)), "")
     return {
         path: [values.get(place, MISSING) for place in range(len(configs))] for path, values in found.items()

@@ -37,7 +37,7 @@ def costs(lines: Sequence[SettingRuns]) -> Section | None:
         return None
     several_seeds = any(line.seeds > 1 for line in lines)
     body = fill("sections/costs.html", charts=charts, several_seeds=several_seeds, rows=len(lines))
-    return Section("What it cost", body, drawings)
+    return Section("Cost", body, drawings)
 
 
 def _bars(

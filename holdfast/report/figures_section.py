@@ -21,9 +21,9 @@ def headline(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Secti
     if grids := _mapped(by_attack):
         return _maps(grids)
     question = (
-        "Who held, who fell"
+        "Accuracy under attack"
         if attacked(lines) and len(lines) > 1
-        else "Who is best"
+        else "Comparison"
         if len(lines) > 1
         else "Figures"
     )
@@ -51,7 +51,7 @@ def _maps(grids: Sequence[ScoreGrid]) -> Section:
     ]
     worst = any(WORST in grid.columns for grid in grids)
     body = fill("sections/maps.html", maps=maps, worst=worst)
-    return Section("Who held, who fell", body, [map_drawing(grid, several) for grid in grids])
+    return Section("Accuracy under attack", body, [map_drawing(grid, several) for grid in grids])
 
 
 def _figures(lines: Sequence[SettingRuns], by_attack: SettingsByAttack, ranked: bool) -> Markup:
@@ -84,12 +84,12 @@ def _kind(name: str, letters: int, best: bool) -> str:
 
 def _notes(lines: Sequence[SettingRuns], by_attack: SettingsByAttack, starred: bool) -> list[str]:
     several = len(by_attack.grids) > 1 or any(len(grid.attacks) > 1 for grid in by_attack.grids)
-    alike = " among those that faced the same" if several else ""
+    alike = " among settings that faced the same attack" if several else ""
     notes = [f"★ best of its column{alike}."] if starred else []
     if any(line.seeds > 1 for line in lines):
         notes.append("± is the standard deviation over seeds.")
     if len(lines) > 1 or lines[0].seeds > 1:
-        notes.append("Runs that are played together share their time, so it does not rank methods.")
+        notes.append("Runs that are trained together share their time, so times do not rank methods.")
     return notes + _troubles([record for line in lines for record in line.records])
 
 
@@ -99,20 +99,20 @@ def _troubles(records: Sequence[RunRecord]) -> list[str]:
     notes = []
     if unfinished := sum(said in ("begun", "not begun") for said in status):
         have = (
-            "has not finished; its figures are of its"
+            "has not finished; its figures are those of its"
             if unfinished == 1
-            else "have not finished; their figures are of their"
+            else "have not finished; their figures are those of their"
         )
         notes.append(f"{unfinished} of the runs {have} last evaluated round.")
     if diverged := status.count("diverged"):
         notes.append(
-            f"{diverged} of the runs diverged: from that round on, or for a while, nothing that was trained"
+            f"{diverged} of the runs diverged: from that round on, or for some rounds, no update"
             " could be used."
         )
     if failed := status.count("failed"):
         notes.append(f"{failed} of the runs failed and have no figures.")
     if noted := [note for record in records for part in record.parts for note in part.get("attack", [])]:
-        notes.append(f"An attack was not quite its formula in some rounds: {noted[0]}.")
+        notes.append(f"In some rounds an attack deviated from its formula: {noted[0]}.")
     notes += without_effect(records)
     if missing := not_begun(records):
         notes.append(

@@ -22,7 +22,7 @@ def holdings_drawing(holdings: Holdings, titled: bool = False) -> Drawing:
     most, hidden = max(int(holdings.counts.max()), 1), len(holdings.counts) - _MOST_CLIENTS
     more = f"; {hidden:,} more clients are not drawn" if hidden > 0 else ""
     dealt = (
-        f"{holdings.federation.clients:,} clients, dealt by {dict(holdings.described())['dealt by']}{more}"
+        f"{holdings.federation.clients:,} clients, partition {dict(holdings.described())['partition']}{more}"
     )
     return plots.heat_map(
         counts,

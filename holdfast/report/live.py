@@ -1,5 +1,4 @@
-"""Follow a job in the browser: a small server on this machine that shows what is committed on disk, and
-nothing else.
+"""Follow a job in the browser: a small server on this machine that shows only what is committed on disk.
 
 It answers `/`, the report as of now, where there are many runs `/runs/NAME.html` with the page of each, and
 `/state` before either, by which the page learns that there is something new. Names are looked up among the
@@ -32,7 +31,7 @@ from holdfast.report.read_runs import read_records
 from holdfast.storage.status import FAILURE, run_status
 from holdfast.sweeps.folder import listed
 
-HOST = "127.0.0.1"  # and no option for another: whoever can reach the port can read the runs
+HOST = "127.0.0.1"  # there is no option for another: everyone who can reach the port can read the runs
 _FRESH = 1.0  # seconds for which a look at the disk is good enough
 _REST = 4  # a page is rendered again after as many times what it took
 _HEADERS = {
@@ -49,7 +48,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class State:
-    """How a job stands: `version` is another whenever there is more to show."""
+    """The progress of a job: `version` changes whenever there is more to show."""
 
     version: str
     cells: int
@@ -87,7 +86,7 @@ class State:
 
 @dataclass(frozen=True)
 class _Seen:
-    """One run at its last look."""
+    """What was seen of one run."""
 
     status: str
     done: bool
@@ -97,15 +96,14 @@ class _Seen:
 
 
 class Lookout:
-    """Looks at a folder again and again, and reads again only what has changed: a job should not notice that
-    it is watched."""
+    """Reads the progress of a folder, and only the files that have changed, so a job is not slowed down."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
         self._seen: dict[Path, tuple[tuple[int | None, ...], _Seen]] = {}
 
     def look(self) -> State:
-        """From the small files that name what is committed; no tensors are read."""
+        """Read the small files that name what is committed; no tensors are read."""
         runs = {path: self._run(path) for path in run_folders(self.folder)}
         unbegun = [path for cell in listed(self.folder) if (path := self.folder / cell["folder"]) not in runs]
         lost = sum((path / FAILURE).exists() for path in unbegun)
@@ -125,9 +123,9 @@ class Lookout:
     def _run(self, path: Path) -> _Seen:
         now = tuple(_written(path / name) for name in ("manifest.json", "head.json", "result.json", FAILURE))
         if path not in self._seen or self._seen[path][0] != now:
-            stands, rounds = run_status(path, ""), int(read_manifest(path)["config"]["train"]["rounds"])
-            played = rounds if stands.result is not None else min(stands.round, rounds)
-            self._seen[path] = now, _Seen(stands.status, stands.done, played, rounds, now[1] and now[1] / 1e9)
+            status, rounds = run_status(path, ""), int(read_manifest(path)["config"]["train"]["rounds"])
+            done = rounds if status.result is not None else min(status.round, rounds)
+            self._seen[path] = now, _Seen(status.status, status.done, done, rounds, now[1] and now[1] / 1e9)
         return self._seen[path][1]
 
 
@@ -143,7 +141,7 @@ class _Page:
     version: str
     text: str
     next: float
-    """Before this it is not drawn again."""
+    """Time before which it is not drawn again."""
 
 
 class Viewed:
@@ -195,7 +193,7 @@ class Viewed:
         # for example a run that is written only in part: the next round may complete it, so the page goes on
         except Exception as error:
             why = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-            return _message(self.folder.name, self.folder.name, f"this cannot be drawn now: {why}", live)
+            return _message(self.folder.name, self.folder.name, f"the page cannot be drawn now: {why}", live)
 
     def _report(self, path: str, live: Markup) -> str:
         cells = read_records(self.folder)
@@ -251,13 +249,13 @@ class Server(ThreadingHTTPServer):
 
     @property
     def names(self) -> set[str]:
-        """What a browser on this machine calls it."""
+        """The host names by which a browser on this machine may ask for it."""
         return {f"{HOST}:{self.port}", f"localhost:{self.port}"} | (
             {HOST, "localhost"} if self.port == 80 else set()
         )
 
     def service_actions(self) -> None:
-        """Between requests: tell the terminal, once, that the job is done."""
+        """Between requests: report once on the terminal that the job is done."""
         if not self._told:
             try:
                 state = self.viewed.state()
@@ -268,7 +266,7 @@ class Server(ThreadingHTTPServer):
                 self.noted(state.words)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away in the middle of an answer is no news."""
+        """Ignore a browser that closes the connection in the middle of an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -281,12 +279,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(
                 HTTPStatus.FORBIDDEN,
                 "text/plain",
-                "only for a browser on this machine, by the address that was printed",
+                "open this page on the same machine, with the printed address",
             )
         viewed, asked = self.server.viewed, unquote(self.path)
         about = asked.removeprefix("/state") or "/"
         if asked == "/state/" or not viewed.has(about):
-            return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "nothing here")
+            return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "not found")
         try:
             if asked == about:
                 return self._answer(HTTPStatus.OK, "text/html", viewed.page(about))
@@ -313,4 +311,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests of one's own browser are not worth a line."""
+        """Print no line for a request."""

@@ -1,4 +1,5 @@
-"""Who got what of whom: customised mixtures round by round, and the peers that a matching server found."""
+"""Which models each client received: customised mixtures by round, and the peers that a matching server
+found."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _NOT_WANTED = -1
 
 
 def matrices(run_data: RunData) -> list[Section]:
-    """Customisation, attention, and whatever matrix with a row per client a method of one's own records."""
+    """Sections about customisation, attention and every other recorded matrix with a row per client."""
     found = [
         _matrix(run_data, name, frames)
         for name, frames in run_data.frames.items()
@@ -41,7 +42,7 @@ def _matrix(run_data: RunData, name: str, frames: list[Frame]) -> Section | None
     values = np.stack([laid_out(frame, clients, across) for frame in frames])
     if not np.isfinite(values).any():
         return None
-    title = "Whose models each client was given" if of_clients else f"Recorded: {name}"
+    title = "Models that each client received" if of_clients else f"Recorded: {name}"
     heads = [run_data.mark(i) for i in across] if of_clients else list(map(str, across))
     grid = ShadedGrid(
         title,
@@ -54,8 +55,8 @@ def _matrix(run_data: RunData, name: str, frames: list[Frame]) -> Section | None
         square=True,
     )
     words = (
-        "A row is a client, and its numbers, in per cent, say of whose models the one that it was sent was"
-        " mixed"
+        "A row is a client; its numbers, in per cent, are the shares of the clients' models in the model that"
+        " it was sent"
     )
     known = declared.find(name)
     words += f"; {known.note}." if known and known.note else "."
@@ -84,7 +85,7 @@ def legend_of(run_data: RunData) -> Markup:
 
 
 def _from_attackers(run_data: RunData, frames: list[Frame]) -> str:
-    """How much of benign clients' models is attackers', at first and at last."""
+    """The share of attackers' models in what benign clients received, in the first and in the last round."""
     said = [
         f"{100 * frame.foul:.2g} % in round {frame.round}"
         for frame in (frames[0], frames[-1])
@@ -92,13 +93,12 @@ def _from_attackers(run_data: RunData, frames: list[Frame]) -> str:
     ]
     if not run_data.malicious or not said:
         return ""
-    return (
-        f"Of what benign clients were given, attackers' models made up {' and '.join(dict.fromkeys(said))}."
-    )
+    return f"Attackers' models made up {' and '.join(dict.fromkeys(said))} of what benign clients received."
 
 
 def matches(run_data: RunData, record: RunRecord) -> Section | None:
-    """Whom the server took for each client's peer; against the truth where the partition knows it."""
+    """The peers that the server chose for each client, compared with the true partners where the partition
+    knows them."""
     if not any((frame.values != _NOT_WANTED).any() for frame in run_data.matches.values()):
         return None
     facts = _facts(record)
@@ -121,7 +121,7 @@ def matches(run_data: RunData, record: RunRecord) -> Section | None:
     note += "A number is the client whose personal model was mixed in."
     note += "" if all(right.values()) else " Underlined and pale: not the true partner."
     several = any(len(found) > 1 for now in peers.values() for found in now.values())
-    note += " Of several classes at once: the peers of all." if several else ""
+    note += " Where a client had several classes, the peers of all are listed." if several else ""
     by_round = _by_round(run_data, clients, peers, right, known)
     how_often = _how_often(run_data, clients, peers, partner)
     body = fill(
@@ -132,7 +132,7 @@ def matches(run_data: RunData, record: RunRecord) -> Section | None:
         known=known,
         how_often=how_often.html(),
     )
-    return Section("Who was matched with whom", body, [how_often.drawing()])
+    return Section("Matched clients", body, [how_often.drawing()])
 
 
 def _peers(row: np.ndarray, target: np.ndarray | None, client: int) -> list[int]:
@@ -195,14 +195,14 @@ def _how_often(run_data: RunData, clients: list[int], peers: Found, partner: np.
     names = [run_data.mark(client) for client in clients]
     texts = [[f"{n:.0f}" if n else "" for n in row] for row in counts]
     marks = [("m true", frames)] if frames else []
-    title = "How often each client was given each other's model"
+    title = "How often each client received each other's model"
     return ShadedGrid(
         title, names, names, counts[None], ("client", "model of"), square=True, texts=texts, marks=marks
     )
 
 
 def _facts(record: RunRecord) -> dict[str, np.ndarray]:
-    """What the partition knows of its clients. Nothing where the data is not at hand."""
+    """What the partition knows of its clients; empty where the data cannot be read."""
     try:
         return {name: value.numpy() for name, value in federation_of(record.run.config).facts.items()}
     except HoldfastError:

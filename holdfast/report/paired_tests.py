@@ -1,5 +1,5 @@
-"""Two settings under the same seeds: is their difference more than luck? The seeds are the sample, so all
-tests are on differences."""
+"""Paired tests of two settings under the same seeds. The seeds are the sample, so all tests are on
+differences."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Paired:
-    """The differences of n pairs: their mean with its interval, and how likely one so far from nothing would
-    be if nothing were there. A figure is None where it is not defined: no interval of one pair, no t of
-    differences that do not vary."""
+    """The differences of n pairs: their mean with its interval, and p values. A figure is None where it is
+    not defined: one pair has no interval, and differences that do not vary have no t."""
 
     pairs: int
     mean: float
@@ -37,7 +36,7 @@ def paired(differences: Sequence[float]) -> Paired:
         return Paired(count, mean)
     signed = _signed_rank(differences)
     spread = statistics.stdev(differences)
-    if spread <= 1e-12 * max(abs(mean), 1e-300):  # rounding is no variation
+    if spread <= 1e-12 * max(abs(mean), 1e-300):  # only rounding errors
         return Paired(count, mean, mean, mean, None, signed)
     error = spread / math.sqrt(count)
     reach = error * float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1))
@@ -47,12 +46,12 @@ def paired(differences: Sequence[float]) -> Paired:
 
 
 def _signed_rank(differences: Sequence[float]) -> float | None:
-    """Ties with nothing are left out, as Wilcoxon did; where nothing else is left there is nothing to
-    test."""
+    """p of the signed-rank test. Zero differences are left out, as Wilcoxon did; None where no other is
+    left."""
     if not any(differences):
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about few pairs, which is said in words beside the table
+        warnings.simplefilter("ignore")  # about few pairs; a note beside the table says it
         return float(stats.wilcoxon(differences).pvalue)
 
 
@@ -62,8 +61,8 @@ def smallest(pairs: int) -> float:
 
 
 def holm(given: Sequence[float | None]) -> list[float | None]:
-    """p values made larger for their number, step by step from the smallest: the chance of even one false
-    alarm among all stays what each alone promises. Those that are None were not tested and do not count."""
+    """Holm's correction of p values for their number: the chance of any false alarm among all is bounded by
+    the level. Values that are None were not tested and do not count."""
     tested = sorted((p, place) for place, p in enumerate(given) if p is not None)
     out: list[float | None] = [None] * len(given)
     largest = 0.0

@@ -73,7 +73,7 @@ def curves(
 
 
 def _beside(lines: Sequence[Any]) -> dict[str, Any]:
-    """Many labels stand beside the chart."""
+    """Many labels are put beside the chart."""
     return {} if len(lines) <= 8 else {"bbox_to_anchor": (1.01, 0.5)}
 
 

@@ -39,10 +39,12 @@ def _model_words(told: dict[str, Any]) -> str:
         "deliver": "what it would be sent",
         "finetune": "a copy trained from what it would be sent",
     }
-    text = meaning.get(str(told["deployed"]), "unknown: the method is not at hand here")
+    text = meaning.get(str(told["deployed"]), "unknown: the method is not installed here")
     if told["deployed"] != "personal":
         return text
-    trained = ", one in it: what its own training left" if told.get("selected") == "keep_own" else ""
+    trained = (
+        "; in the cohort: its model after its own training" if told.get("selected") == "keep_own" else ""
+    )
     return f"{text} (a client outside the cohort: {kept[told['unselected']]}{trained})"
 
 
@@ -71,7 +73,6 @@ def _time_words(told: dict[str, Any], record: RunRecord) -> str:
     if last == record.rounds:
         return f"{every}; the headline is the last round ({last})"
     if last > record.rounds:  # what a method does at the end counts as one more round
-        return (
-            f"{every}; the headline is what the method's last step, after round {record.rounds}, made of it"
-        )
+        step = f"the method's last step, which follows round {record.rounds}"
+        return f"{every}; the headline is measured after {step}"
     return f"{every}; the headline is round {last} of {record.rounds}, the last so far" if last else every

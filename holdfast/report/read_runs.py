@@ -36,7 +36,7 @@ class Dot:
 
 
 class RunRecord:
-    """One run as the report sees it."""
+    """One run as the report reads it."""
 
     def __init__(self, path: Path):
         self.run = Run(path)
@@ -50,10 +50,10 @@ class RunRecord:
         self.method = name_of(self.config["method"]) or "?"
         self.label = self.manifest["label"] if self.manifest.get("sweep") else self._described()
         self.twin: RunRecord | None = None
-        """The same run without an attack, where it is among those that are shown."""
+        """The same run without an attack, where it is shown too."""
 
     def _described(self) -> str:
-        """A single run is known by its method and by who acts on its updates."""
+        """The name of a single run: its method, aggregator and attack."""
         return " ".join(
             filter(None, (self.method, name_of(self.config["aggregator"]), name_of(self.config["attack"])))
         )
@@ -64,8 +64,7 @@ class RunRecord:
 
     @cached_property
     def final(self) -> dict[str, Any]:
-        """The final figures; of a run that still goes on, those of its last evaluation. One that failed has
-        none to be compared."""
+        """The final figures; of an unfinished run, those of its last evaluation. A failed run has none."""
         if self.result is not None:
             return self.result["final"] | (
                 {} if self.twin is None else {"attack/lost": self._lost(self.twin)}
@@ -84,7 +83,7 @@ class RunRecord:
 
     def _lost(self, twin: RunRecord) -> float | None:
         """Accuracy that the attack took from the clients that are benign here and measured in both runs. The
-        twin's own mean is over other clients: nobody is malicious there."""
+        mean of the run without the attack is over other clients, because none of them is malicious there."""
         if not twin.finished:
             return None
         malicious = set(self.run.malicious())
@@ -106,7 +105,7 @@ class RunRecord:
 
     @property
     def bans(self) -> bool:
-        """Whether anybody was ever banned."""
+        """Whether any client was ever banned."""
         return any(part.get("banned") for part in self.parts)
 
     def curve(self, metric: str) -> Points:
@@ -144,7 +143,7 @@ class SettingRuns:
 
     @property
     def status(self) -> str:
-        """How its runs stand, in words."""
+        """The status of its runs, in words."""
         if len(self.records) == 1:
             return self.records[0].run_status.words
         said = [record.run_status.status for record in self.records]
@@ -215,7 +214,7 @@ def read_all(folders: Sequence[Path]) -> list[RunRecord]:
 
 
 def _finished_of(known: RunRecord | None, other: RunRecord) -> RunRecord:
-    """Of two runs of one experiment the one that came to its end, else the first."""
+    """Of two runs of one experiment the finished one, else the first."""
     return other if known is None or (other.finished and not known.finished) else known
 
 
@@ -231,19 +230,19 @@ def not_begun(records: Sequence[RunRecord]) -> int:
 
 
 def one_each(records: Iterable[RunRecord]) -> list[SettingRuns]:
-    """Every run its own line."""
+    """Make a line of every run."""
     return _told_apart([SettingRuns(record.label, (record,)) for record in records])
 
 
 def by_setting(records: Iterable[RunRecord]) -> list[SettingRuns]:
-    """Runs that differ by their seed only, together; in the order of their first run. A grid may hold one
-    experiment several times (no attack, whatever its fraction): it counts once, because as further seeds it
-    would make the spread smaller than it is."""
+    """Group runs that differ only by their seed, in the order of their first run. A grid may hold one
+    experiment several times (no attack, with any fraction): it counts once, because counted as further seeds
+    it would make the spread too small."""
     return _told_apart(settings(records))
 
 
 def settings(records: Iterable[RunRecord]) -> list[SettingRuns]:
-    """The same, where two lines may have one name."""
+    """The same, but two lines may have the same name."""
     groups: dict[str, dict[int, RunRecord]] = {}
     for record in records:
         same = json.dumps({**record.config, "seed": None}, sort_keys=True)
@@ -261,7 +260,7 @@ def _without_seed(record: RunRecord) -> str:
 
 
 def _told_apart(lines: list[SettingRuns]) -> list[SettingRuns]:
-    """Two lines of one name get the folder of their first run beside it."""
+    """Add the folder of the first run to names that occur twice."""
     names = [line.label for line in lines]
     return [
         SettingRuns(f"{x.label} ({x.records[0].path.name})", x.records) if names.count(x.label) > 1 else x

@@ -78,7 +78,7 @@ def _table(configs: list[dict[str, Any]]) -> dict[str, Any] | None:
     chosen = {p.removesuffix("name") for p in varying if p.endswith(".name")}
     varying = [
         p for p in paths if p in varying or f"{p.rpartition('.')[0]}." in chosen
-    ]  # which part it is, and all it is told
+    ]  # the part and all its settings
     axes = {
         p: _distinct(flat[p] for flat in flats)
         for p in varying

@@ -1,5 +1,4 @@
-"""The heat map of who holds against whom: settings down, attacks across, the accuracy in words in every
-cell."""
+"""The heat map of settings by attack: settings down, attacks across, the accuracy as text in every cell."""
 
 from __future__ import annotations
 
@@ -24,7 +23,9 @@ def score_map(grid: ScoreGrid, about: str = "") -> Markup:
     longest = max(len(shorten(setting, 28)) for setting in grid.settings)
     left = max(90.0, 16 + 8.2 * longest)
     widest = max(len(shorten(column, 18)) for column in grid.columns)
-    apart = 14.0 if WORST in grid.columns else 0.0  # the worst case stands off: it is no attack of its own
+    apart = (
+        14.0 if WORST in grid.columns else 0.0
+    )  # the worst case is set apart: it is not an attack of its own
     wide = min(175.0, max(104.0, 20 + _LETTER * widest, (_WIDTH - left - apart) / len(grid.columns)))
     width, height = left + wide * len(grid.columns) + apart, _HEAD + _ROW * len(grid.settings)
     means = [score.mean for row in grid.scores for score in row if score is not None]

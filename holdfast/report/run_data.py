@@ -1,7 +1,6 @@
-"""What happened inside one run, read once and kept as small arrays: a row per client, a column per round.
+"""What one run recorded, as small arrays: a row per client, a column per round.
 
-A page can show neither a thousand clients nor a thousand rounds. Which are shown is decided here, for all
-that is drawn of a run."""
+A page cannot show a thousand clients or a thousand rounds. This module chooses the ones that are shown."""
 
 from __future__ import annotations
 
@@ -51,7 +50,8 @@ class RunData:
     bad: np.ndarray
     """[clients, rounds], bool."""
     malicious: frozenset[int] = frozenset()
-    """All who attack in every round, shown or not; nobody where attackers are drawn anew."""
+    """Clients that attack in every round, shown or not; empty where attackers are drawn anew in every
+    round."""
     grids: dict[str, np.ndarray] = field(default_factory=dict)
     """By table, [clients, rounds]; NaN where nothing was recorded."""
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class RunData:
 
     @property
     def redrawn(self) -> bool:
-        """Whether somebody attacks in some rounds only."""
+        """Whether clients attack in some rounds only."""
         return bool(self.bad.any()) and not self.malicious
 
     def mark(self, client: int) -> str:
@@ -100,7 +100,7 @@ class RunData:
 
 
 def read_run_data(record: RunRecord) -> RunData | None:
-    """None where no round has been played."""
+    """Read what a run recorded; None where no round is finished."""
     verdicts = _some_rounds(
         min(record.round, record.rounds)
     )  # what comes after the last round, to conclude, has none
@@ -169,8 +169,8 @@ def _begun(record: RunRecord, rounds: list[int], told: Mapping[int, Mapping[str,
 
 
 def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> list[int]:
-    """Attackers first. Of too many, half may be attackers, and of the others those come first whom the server
-    turned away."""
+    """The clients to show, attackers first. Of too many, at most half are attackers, and of the others those
+    that the server banned or rejected come first."""
     benign = [client for client in known if client not in set(bad)]
     if len(known) <= MOST_CLIENTS:
         return [*bad, *benign]
@@ -220,7 +220,7 @@ def _read_frames(run_data: RunData, record: RunRecord) -> None:
 
 
 def _foul(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, malicious: frozenset[int]) -> float:
-    benign = ~np.isin(rows, list(malicious)) & (values.sum(1) > 0)  # nobody had a mixture of zeros
+    benign = ~np.isin(rows, list(malicious)) & (values.sum(1) > 0)  # a row of zeros is not a mixture
     of_attackers = values[benign][:, np.isin(columns, list(malicious))].sum(1)
     return float(of_attackers.mean()) if len(of_attackers) else math.nan
 

@@ -59,4 +59,4 @@ def inside_each(records: Sequence[RunRecord], budget: int = _BUDGET) -> list[Sec
         for section in sections
         for drawing in section.figures
     ]
-    return [Section("Inside each run", body, drawings)]
+    return [Section("Details of each run", body, drawings)]

@@ -44,7 +44,7 @@ def facts(lines: Sequence[SettingRuns]) -> list[tuple[str, str]]:
     rows = [
         ("", _common(records, lambda c: f"{c.manifest['clients']} clients")),
         ("data ", _common(records, lambda c: c.config["data"]["name"])),
-        ("dealt by ", _common(records, lambda c: in_words(c.config["data"]["partition"]))),
+        ("partition ", _common(records, lambda c: in_words(c.config["data"]["partition"]))),
         (
             "model ",
             _common(
@@ -95,7 +95,7 @@ def partition(records: Sequence[RunRecord]) -> Section:
     try:
         holdings = Holdings.of(record.run.config)
     except HoldfastError as error:
-        return Section("Who holds what", fill("sections/no_data.html", error=str(error)))
+        return Section("Data of every client", fill("sections/no_data.html", error=str(error)))
     body = fill(
         "sections/partition.html",
         sizes=spread(holdings.sizes),
@@ -105,7 +105,7 @@ def partition(records: Sequence[RunRecord]) -> Section:
         clients=len(holdings.counts),
         chart=heat_map(holdings.counts[:MOST_CLIENTS].tolist(), holdings.names),
     )
-    return Section("Who holds what", body, [holdings_drawing(holdings)])
+    return Section("Data of every client", body, [holdings_drawing(holdings)])
 
 
 def repeat(records: Sequence[RunRecord]) -> Section:

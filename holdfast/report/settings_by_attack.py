@@ -25,7 +25,7 @@ BENIGN, WORST = "no attack", "worst case"
 
 @dataclass(frozen=True)
 class Faced:
-    """A line by what it does, whom it faces and on what data."""
+    """A line with its setting, its attack and its data."""
 
     line: SettingRuns
     setting: str
@@ -113,7 +113,7 @@ class SettingsByAttack:
         taken: set[tuple[str, str, str]] = set()
         for line in lines:
             one = _faced(line, attack_keys)
-            if (one.setting, one.attack, one.data) in taken:  # what tells them apart is not in their labels
+            if (one.setting, one.attack, one.data) in taken:  # their difference is not in their labels
                 one = Faced(line, f"{one.setting} ({line.records[0].path.name})", one.attack, one.data)
             taken.add((one.setting, one.attack, one.data))
             self.faced.append(one)

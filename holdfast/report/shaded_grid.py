@@ -25,7 +25,7 @@ _BRIGHT = 7  # from this shade on, words in a cell need the other colour
 
 @dataclass(frozen=True)
 class Scale:
-    """Where values stand between the faintest shade (0) and the darkest (1)."""
+    """Where values lie between the faintest shade (0) and the darkest (1)."""
 
     low: float
     high: float
@@ -82,11 +82,11 @@ class ShadedGrid:
     row_names: Sequence[Sequence[str]] = ()
     """For each frame, where they change from one to the next."""
     texts: Sequence[Sequence[str]] = ()
-    """Said of a cell in place of its value; of a single frame."""
+    """Text of a cell in place of its value; for a single frame."""
     marks: Sequence[tuple[str, str]] = ()
     """Class and path, in cells: drawn above the first frame."""
     says: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """More to be said of a cell."""
+    """Further text about a cell."""
     flags: int = 0
     """How many of the last rows are yes or no: 1 or 0."""
     merged: bool = False

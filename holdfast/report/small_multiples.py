@@ -66,7 +66,7 @@ def _chart(
     foe, banned = name.startswith("▲"), run_data.banned.get(client)
     words = f"client {client}{', an attacker' if foe else ''}"
     words += f", banned in round {banned[0]}: {banned[1]}" if banned else ""
-    words += f": accuracy {100 * known[-1]:.1f} % at last"
+    words += f": accuracy {100 * known[-1]:.1f} % finally"
     words += f", {100 * known.min():.1f} to {100 * known.max():.1f} %"
     kind = "foe" if foe else "own"
     drawn = [

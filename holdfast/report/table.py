@@ -121,7 +121,7 @@ COSTS = (
         ("seconds/client", "seconds/server"),
         duration,
         0,
-        "training and aggregation; runs played together share this time",
+        "training and aggregation; runs trained together share this time",
     ),
 )
 STATUS, CHOSEN = "status", "chosen"
@@ -148,7 +148,7 @@ def columns(lines: Sequence[SettingRuns]) -> tuple[Column, ...]:
 
 
 def _looks_for_attackers(record: RunRecord) -> bool:
-    """Also in vain: a method with a detector of its own has suspicions, though it may have banned nobody."""
+    """Whether the run tries to detect attackers, even if it banned no client."""
     suspicions = {name for name in record.final if name.startswith("detection/auc/")} - {
         "detection/auc/weights"
     }

@@ -72,7 +72,7 @@ def _wide(holdings: Holdings, room: int) -> int:
 
 
 def _bands(classes: int, fit: int) -> list[slice]:
-    """Which classes stand side by side: as few bands as possible, as equal as can be."""
+    """Which classes are side by side: as few bands as possible, of nearly equal width."""
     edges = np.cumsum(even(classes, -(-classes // fit)))
     return [slice(int(first), int(last)) for first, last in zip([0, *edges[:-1]], edges, strict=True)]
 

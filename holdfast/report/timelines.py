@@ -18,7 +18,7 @@ _MOST_FIELDS = 8
 
 
 def timelines(run_data: RunData) -> Section | None:
-    """All but what the committee says, which has its own section."""
+    """The section about all clients and rounds, without the committee, which has its own."""
     fields = _fields(run_data)
     if not fields and not run_data.banned and not run_data.rejected:
         return None
@@ -34,7 +34,7 @@ def timelines(run_data: RunData) -> Section | None:
         legend=legend(run_data),
         fields=[field for field, _ in parts],
     )
-    return Section("Client by client", body, [drawing for _, drawings in parts for drawing in drawings])
+    return Section("Clients by round", body, [drawing for _, drawings in parts for drawing in drawings])
 
 
 def _fields(run_data: RunData) -> dict[str, np.ndarray]:
@@ -79,8 +79,8 @@ def _field(run_data: RunData, name: str, grid: np.ndarray) -> tuple[Markup, list
 
 
 def _typical(run_data: RunData, grid: np.ndarray, share: bool) -> str:
-    """The first thing to ask of a score: does it tell the two kinds of client apart? Of shares the mean,
-    since most of them may be 0."""
+    """Typical values of attackers and of benign clients. Of shares the mean, because most of them may be
+    0."""
     said = []
     for kind, rows in (("attackers", run_data.bad), ("benign clients", ~run_data.bad)):
         values = grid[rows & np.isfinite(grid)]
@@ -166,7 +166,7 @@ def _decided(run_data: RunData) -> str:
         )
     if run_data.rejected:
         said.append(f"{_many(len(run_data.rejected), 'update was', 'updates were')} rejected for a round.")
-    return " ".join(said) or "Nobody was turned away."
+    return " ".join(said) or "No client was banned or rejected."
 
 
 def _many(count: int, one: str, more: str) -> str:

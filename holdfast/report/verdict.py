@@ -10,7 +10,7 @@ from holdfast.report.settings_by_attack import BENIGN, SettingsByAttack
 
 
 def verdict(lines: Sequence[SettingRuns], by_attack: SettingsByAttack | None = None) -> tuple[str, str]:
-    """The result in a sentence or two, with its uncertainty: who, and what is to be said of it."""
+    """The best setting, and a sentence or two about it with its uncertainty."""
     ranked = sorted(
         (line for line in lines if line.mean("accuracy") is not None),
         key=lambda line: -(line.mean("accuracy") or 0.0),
@@ -25,11 +25,11 @@ def verdict(lines: Sequence[SettingRuns], by_attack: SettingsByAttack | None = N
 
 
 def _doubts(records: Sequence[RunRecord]) -> str:
-    """Runs whose figures are not what the sentence takes them for."""
+    """A sentence about runs that are unfinished, diverged or failed."""
     if len(records) == 1:
         here = records[0]
         told = {
-            "begun": f"has played {here.round} of {here.rounds} rounds",
+            "begun": f"has finished {here.round} of {here.rounds} rounds",
             "diverged": f"diverged in round {here.run_status.round}",
         }
         return f" It {told[here.run_status.status]}." if here.run_status.status in told else ""
@@ -44,7 +44,7 @@ def _doubts(records: Sequence[RunRecord]) -> str:
 
 
 def _best(ranked: Sequence[SettingRuns], by_attack: SettingsByAttack) -> tuple[str, str]:
-    """The first of them, compared with the next that faced the same."""
+    """The first setting, compared with the next one under the same attack on the same data."""
     first = ranked[0]
     top, low = first.mean("accuracy") or 0.0, first.mean("accuracy/worst10")
     whose, when = (
@@ -52,8 +52,8 @@ def _best(ranked: Sequence[SettingRuns], by_attack: SettingsByAttack) -> tuple[s
         if by_attack.met(first)[0] == BENIGN
         else ("a benign client's", "under attack")
     )
-    said = f"answers {100 * top:.1f} % of {whose} test samples right {when}"
-    tenth = f" The tenth of the clients it serves worst get {100 * low:.1f} %." if low is not None else ""
+    said = f"classifies {100 * top:.1f} % of {whose} test samples correctly {when}"
+    tenth = f" The worst tenth of its clients reaches {100 * low:.1f} %." if low is not None else ""
     rivals = [line for line in ranked[1:] if by_attack.met(line) == by_attack.met(first)]
     if not rivals:
         return first.label, f"{said}.{tenth}"
@@ -61,12 +61,12 @@ def _best(ranked: Sequence[SettingRuns], by_attack: SettingsByAttack) -> tuple[s
     gap = top - (second.mean("accuracy") or 0.0)
     noise = max(first.spread("accuracy") or 0.0, second.spread("accuracy") or 0.0)
     doubt = (
-        " The gap is within the spread over seeds, so the order may be luck."
+        " The gap is within the spread over seeds, so the order may be chance."
         if first.seeds > 1 and gap <= noise
         else ""
     )
     if first.seeds == 1:
-        doubt = " One seed each: the order may be luck."
+        doubt = " There is one seed each, so the order may be chance."
     if not gap:
         return first.label, f"{said}, exactly as {second.label} does.{tenth}{doubt}"
     return first.label, f"{said}, {100 * gap:.1f} points more than {second.label}.{tenth}{doubt}"

@@ -136,22 +136,22 @@ def _verdict(outcome: Outcome) -> tuple[str, str]:
     if outcome.missing:
         return "Not complete", f": {outcome.missing} experiments have no result yet."
     if not judged:
-        return "Nothing", " of what the paper says could be tested on this part of the table."
+        return "Nothing", " that the paper claims could be tested on this part of the table."
     held, untested = sum(bool(finding.holds) for finding in judged), len(outcome.claim_results) - len(judged)
     what = (
-        "What could be tested of what the paper says"
+        "What could be tested"
         if untested
-        else "What the paper says"
+        else "All that the paper claims"
         if len(judged) > 1
         else "The paper's claim"
     )
     rest = f" {untested} of {len(outcome.claim_results)} claims could not be tested." if untested else ""
     if held == len(judged):
-        return "Holds.", f" {what} is so here{_caution(outcome)}.{rest}"
+        return "Holds.", f" {what} holds here{_caution(outcome)}.{rest}"
     if not held:
-        return "Does not hold.", f" {what} is not so here{_caution(outcome)}.{rest}"
+        return "Does not hold.", f" {what} does not hold here{_caution(outcome)}.{rest}"
     claims = "tested claims" if untested else "claims"
-    return "Holds in part:", f" {held} of {len(judged)} {claims} are so here{_caution(outcome)}.{rest}"
+    return "Holds in part:", f" {held} of {len(judged)} {claims} hold here{_caution(outcome)}.{rest}"
 
 
 def _kind(outcome: Outcome) -> str:
@@ -189,9 +189,11 @@ def _table(outcome: Outcome, results: ResultTable) -> dict[str, Any]:
         rows.append(([label if level >= same else "" for level, label in enumerate(row)], in_row))
         before = row
     cells = [cell for row in results.cells for cell in row if cell is not None]
-    legend = "Large: ours" + (", mean ± standard deviation over seeds" if outcome.grid.seeds > 1 else "")
+    legend = "Large: our result" + (
+        ", mean ± standard deviation over seeds" if outcome.grid.seeds > 1 else ""
+    )
     if outcome.study.printed:
-        legend += "; small: printed, and the difference; ? where the print is doubtful"
+        legend += "; small: the published number and the difference; ?: the published number is doubtful"
     legend += "; ★ best of the methods" if any(cell.best for cell in cells) else ""
     legend += "; d: diverged." if any(cell.diverged for cell in cells) else "."
     return {
@@ -233,7 +235,7 @@ def markdown(outcome: Outcome, results: ResultTable) -> str:
     lines = [f"### {title(outcome)}", "", f"`{command(outcome)}`", ""]
     for one in outcome.data:
         lines.append(f"{one['dataset']}: {_who(one)}, {one['samples']:,} of {one['of']:,} samples.  ")
-    unit = "In brackets: printed." if outcome.study.printed else ""
+    unit = "In brackets: the published number." if outcome.study.printed else ""
     lines += ["", to_markdown(to_table(results)), f"{unit} {_origin(outcome)}".strip(), ""]
     lines += [
         _claim_line(ours, printed, outcome.study.printed is not None)

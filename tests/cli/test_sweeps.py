@@ -145,7 +145,7 @@ def test_a_page_without_the_plug_in_of_a_cell_that_failed(
     (folder,) = Path("s").glob("*test-cli-falls*")
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"test-cli-falls"', '"test-nowhere"'))
-    assert "unknown: the method is not at hand here" in render(read_records(Path("s")))
+    assert "unknown: the method is not installed here" in render(read_records(Path("s")))
 
 
 def test_a_page_of_a_part_of_a_sweep(holdfast: Callable[..., Answer], grid: Path) -> None:

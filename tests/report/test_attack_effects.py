@@ -35,9 +35,9 @@ def test_the_best_under_attack_and_what_it_cost_the_others() -> None:
     assert (
         name == "b"
         and said
-        == "answers 90.0 % of a benign client's test samples right under attack, 2.0 points less than without"
-        " it. It bans every attacker and 25 % of the others. The attack costs a 70.0 points. One seed"
-        " each: the order may be luck."
+        == "classifies 90.0 % of a benign client's test samples correctly under attack, 2.0 points less than"
+        " without it. It bans every attacker and 25 % of the others. The attack costs a 70.0 points. There is"
+        " one seed each, so the order may be chance."
     )
 
 
@@ -61,7 +61,7 @@ def circles(text: str) -> list[tuple[str, str]]:
 
 
 def test_bans_of_attackers_and_of_others(tmp_path: Path) -> None:
-    """One is caught in the first round; a bound that nobody keeps to bans the rest, too, attack or not."""
+    """One is caught in the first round; a bound that all clients exceed bans the rest, attack or not."""
     method = {"name": "fedcap", "t_unit": "absolute"}
     out = sweep(tmp_path / "s", method=method, sweep={"attack": ["none", LONG], "method.t_norm": [5.0, 1e-6]})
     lines = by_setting(read_records(out))
@@ -73,7 +73,10 @@ def test_bans_of_attackers_and_of_others(tmp_path: Path) -> None:
     assert [(kind, about.split(":")[0]) for kind, about in dots[2]] == [("banned", "client 2, round 1")]
     two = [(kind, about.split(":")[0]) for kind, about in dots[3]][:2]
     assert two == [("banned", "client 2, round 1"), ("wronged", "client 0, round 1")]
-    assert "; 2 and 7. A ban is for good." in write_page(out).read_text()
+    assert (
+        "full for an attacker (2), hollow for a benign client (7). A ban is permanent."
+        in write_page(out).read_text()
+    )
 
 
 def test_bans_where_attackers_are_drawn_for_every_round(tmp_path: Path) -> None:
@@ -86,8 +89,8 @@ def test_bans_where_attackers_are_drawn_for_every_round(tmp_path: Path) -> None:
     assert {kind for kind, _ in found} == {"banned"}
 
 
-def test_a_detector_that_found_nobody_is_judged_too(tmp_path: Path) -> None:
-    """The bound is far too high for this attack: nobody is banned, and the page must not pass over that."""
+def test_a_detector_without_bans_has_its_figures(tmp_path: Path) -> None:
+    """The bound is far too high for this attack: no client is banned, and the page must show that."""
     attack = {"name": "sign-flip", "clients": [2]}
     found = {}
     for method in ("fedavg", "fedcap"):
@@ -106,6 +109,6 @@ def test_a_lead_within_the_spread_is_said_of_one_attack_too() -> None:
     assert held_or_fell([seeded("a", 0.9), seeded("b", 0.89)])[1].endswith(
         "The lead of a over b is within the spread over seeds."
     )
-    assert held_or_fell([seeded("a", 0.9), seeded("b", 0.9)])[1].endswith(" b comes to the very same.")
+    assert held_or_fell([seeded("a", 0.9), seeded("b", 0.9)])[1].endswith(" b has exactly the same accuracy.")
     assert "lead" not in held_or_fell([seeded("a", 0.9), seeded("b", 0.8)])[1]
     assert "lead" not in held_or_fell([seeded("a", 0.9), seeded("b", 0.89, "mnist")])[1]

@@ -83,7 +83,7 @@ def test_the_keyboard_reaches_everything(browser: Browser, duel: Path) -> None:
             assert browser.run("document.querySelectorAll('svg [data-line=\"1\"].off').length") > 3
         if seen[-1] == "chart":
             break
-    assert "Who held, who fell" in seen and seen.count("key") == 2 and seen[-1] == "chart"
+    assert "Accuracy under attack" in seen and seen.count("key") == 2 and seen[-1] == "chart"
     browser.press("Home")
     assert browser.run("document.getElementById('tip').textContent").startswith("round 1")
     browser.press("ArrowRight")
@@ -155,7 +155,7 @@ def test_no_page_is_wider_than_its_window(
     try:
         browser.open(page)
         assert browser.errors == []
-        if media != "print" or width > 700:  # nobody prints on a telephone
+        if media != "print" or width > 700:  # a telephone does not print
             assert browser.run("document.documentElement.scrollWidth") <= width
         dark = browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 24)"
         assert dark == (scheme == "dark" and media == "")  # paper is white whatever the screen is

@@ -1,5 +1,5 @@
-"""Who holds what, in a terminal, on a page, as a picture and as JSON: the same numbers everywhere, readable
-at any size."""
+"""The data of every client in a terminal, on a page, as a picture and as JSON: the same numbers
+everywhere."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_numbers_are_those_of_the_federation() -> None:
         and "of which 2 are held out" in words["clients"]
         and words["server"].startswith("10 samples")
     )
-    assert dict(holdings(clients=3).described())["dealt by"] == "pathological (classes per client 2)"
+    assert dict(holdings(clients=3).described())["partition"] == "pathological (classes per client 2)"
 
 
 def test_spread_and_steps() -> None:

@@ -245,7 +245,7 @@ def test_figures_are_written_by_what_they_are() -> None:
 
 
 def test_the_difference_stands_beside_the_metric(grid: Path) -> None:
-    """The table is wider than a screen: at its end nobody would see it."""
+    """The table is wider than a screen: at its end it would not be seen."""
     lines = read_lines([grid])
     assert parts(Comparison(lines))[0].table.titles[1:4] == ("accuracy", "seeds", "difference")
     assert parts(Comparison(lines, "loss"))[0].table.titles[1:5] == (

@@ -42,4 +42,4 @@ def test_the_ledger_on_the_page(simulate: Callable[..., Run]) -> None:
 def test_a_damaged_ledger_is_told(simulate: Callable[..., Run]) -> None:
     run = simulate(train={"rounds": 1})
     Path(run.path.parent / "ledger.jsonl").write_text("{}\n")
-    assert "is damaged: line 1 is no entry" in text_of(federated(read_records(run.path)))
+    assert "is damaged: line 1 is not an entry" in text_of(federated(read_records(run.path)))

@@ -130,12 +130,12 @@ def test_a_page_that_cannot_be_drawn_goes_on_asking(single: Path, monkeypatch: p
         status, text, _ = ask(server)
     assert (
         status == 200
-        and "This cannot be drawn now: FileNotFoundError: parts/&lt;b&gt;" in text
+        and "The page cannot be drawn now: FileNotFoundError: parts/&lt;b&gt;" in text
         and 'fetch("/state"' in text
     )
 
 
-def test_the_page_may_ask_its_own_server_and_nobody_else(single: Path) -> None:
+def test_the_page_may_ask_its_own_server_only(single: Path) -> None:
     with served(single) as server:
         _, text, headers = ask(server)
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)

@@ -93,7 +93,7 @@ def test_data_that_is_gone_is_no_disaster(single: Path, monkeypatch: pytest.Monk
         raise DataError("no folder 'digits'")
 
     monkeypatch.setattr("holdfast.report.class_counts.build_federation", gone)
-    assert "The data is not at hand: no folder" in render(read_records(single))
+    assert "The data cannot be read: no folder" in render(read_records(single))
 
 
 def test_the_command_writes_where_it_is_told(
@@ -110,11 +110,11 @@ def test_the_command_writes_where_it_is_told(
     assert capsys.readouterr().out.startswith("|  | accuracy |")
 
 
-def test_the_verdict_admits_luck(single: Path, grid: Path, tmp_path: Path) -> None:
+def test_the_verdict_says_when_the_order_may_be_chance(single: Path, grid: Path, tmp_path: Path) -> None:
     from holdfast.report.read_runs import by_setting, one_each
 
     assert "points more" not in verdict(by_setting(read_records(single)))[1]
-    assert "One seed each" in verdict(one_each(read_records(grid)))[1]
+    assert "There is one seed each" in verdict(one_each(read_records(grid)))[1]
     lines = by_setting(read_records(grid))
     best = max(lines, key=lambda line: line.mean("accuracy") or 0)
     assert verdict(lines)[0] == best.label

@@ -118,7 +118,7 @@ def test_bans_are_crosses_with_their_reasons_and_a_threshold(fedcap: RunRecord) 
 
 def test_the_slider_has_every_round_of_the_matrix(fedcap: RunRecord) -> None:
     text = text_of(*inside(fedcap))
-    grid, table = grids(text)["Whose models each client was given"], fedcap.run.table("customisation")
+    grid, table = grids(text)["Models that each client received"], fedcap.run.table("customisation")
     rounds, ids = sorted(table["round"].unique()), [client(name) for name in grid["rows"]]
     assert grid["rounds"] == rounds and f'type="range" min="0" max="{len(rounds) - 1}"' in text
     for frame, round in enumerate(rounds):
@@ -128,7 +128,7 @@ def test_the_slider_has_every_round_of_the_matrix(fedcap: RunRecord) -> None:
             .reindex(index=ids, columns=ids)
         )
         np.testing.assert_allclose(unpacked(grid, frame), one.to_numpy(), atol=fineness(grid))
-    cells = re.search(r'Whose models.*?<g class="counts">(.*?)</g>', text, re.S)
+    cells = re.search(r'Models that each.*?<g class="counts">(.*?)</g>', text, re.S)
     words = [f"{100 * v:.0f}" if v >= 0.005 else "" for v in one.to_numpy().flatten()]
     assert cells and re.findall(r">([^<]*)</text>", cells[1]) == words
 
@@ -168,7 +168,7 @@ def test_matches_right_and_wrong(matched: RunRecord) -> None:
     assert list(grid["says"].values()).count("right") == right and len(grid["says"]) == decisions
     told = matched.run.store.arrays(2)["verdict/tables/matches"]
     assert [int(said) for said in grid["texts"][1::3]] == [int(row[row != -1][0]) for row in told]
-    often = unpacked(grids(text)["How often each client was given each other's model"])
+    often = unpacked(grids(text)["How often each client received each other's model"])
     assert often.sum() == pytest.approx(decisions, abs=0.1)
 
 
@@ -184,7 +184,7 @@ def test_every_client_has_a_chart_and_every_round_its_bytes(fedcap: RunRecord) -
     text, frame, bad = text_of(*inside(fedcap)), fedcap.run.clients(3), fedcap.run.malicious()
     for one, accuracy in zip(frame["client"], frame["accuracy/personal"], strict=True):
         words = f"client {one}{', an attacker' if one in bad else ''}"
-        assert re.search(rf"<title>{words}[,:][^<]*accuracy {100 * accuracy:.1f} % at last", text), words
+        assert re.search(rf"<title>{words}[,:][^<]*accuracy {100 * accuracy:.1f} % finally", text), words
     assert text.count('<svg class="foe"') == 2 and text.count('<svg class="own"') == 6
     assert "Bytes and seconds, round by round" in text and ">clients " in text and ">down " in text
 
@@ -204,7 +204,7 @@ def test_nothing_for_a_run_that_recorded_nothing(single: Path) -> None:
     text = text_of(*inside(record))
     assert (
         "▲" not in text
-        and "Nobody was turned away." in text
+        and "No client was banned or rejected." in text
         and "committee" not in text
         and "matched" not in text
     )
@@ -262,7 +262,7 @@ def test_a_sweep_has_each_run_closed_and_keeps_within_its_budget(grid: Path) -> 
     Balanced(text)
     budget = sum(len(section.body) for section in inside(records[0])) + 10
     short = text_of(*inside_each(records, budget=budget))
-    assert 1 <= short.count("<details") < 6 and "not shown: the inside of" in short
+    assert 1 <= short.count("<details") < 6 and "Left out to keep this page small: the details of" in short
     assert inside_each(records * 3) == []
 
 

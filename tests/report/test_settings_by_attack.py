@@ -104,7 +104,7 @@ def test_the_worst_case_is_over_attacks_and_needs_all_of_them() -> None:
     ]
 
 
-def test_a_run_without_attack_is_nobodys_worst_case() -> None:
+def test_a_run_without_attack_is_not_a_worst_case() -> None:
     """Where an attack happens to help, the worst case is still one of the attacks."""
     (grid,) = SettingsByAttack(lines_of({**FIGURES, ("a", "none"): 0.05, ("b", "none"): 0.2})).grids
     worst = {setting: grid.worst(setting) for setting in grid.settings}
@@ -120,8 +120,8 @@ def test_the_worst_case_decides() -> None:
     assert (
         name == "b"
         and said
-        == "holds best: 50.0 % under the attack that is worst for it, y, and 70.0 % without one. Under y a"
-        " falls to 10.0 %. One seed each: the order may be luck."
+        == "has the best worst case: 50.0 % under y, and 70.0 % without an attack. Under y a"
+        " falls to 10.0 %. There is one seed each, so the order may be chance."
     )
     close = {**FIGURES, ("a", "y"): 0.48}
     assert (
@@ -182,9 +182,9 @@ def test_the_page_of_a_duel(duel: Path) -> None:
         assert (
             score is not None and entry.text == f"{100 * score.mean:.1f} ± {100 * (score.spread or 0):.1f} %"
         )
-    assert text.count('<text class="score') == 2 * 4 and text.index("Who held, who fell</h2>") < text.index(
-        "Over the rounds</h2>"
-    )
+    assert text.count('<text class="score') == 2 * 4 and text.index(
+        "Accuracy under attack</h2>"
+    ) < text.index("Over the rounds</h2>")
     assert [found for found in re.findall(r'data-chart="(accuracy/\d)"', text)] == [
         "accuracy/0",
         "accuracy/1",
@@ -192,9 +192,9 @@ def test_the_page_of_a_duel(duel: Path) -> None:
     ]
     assert "Accuracy under sign-flip" in text and text.count('class="key"') == 2
     assert (
-        "What it cost</h2>" in text
+        "Cost</h2>" in text
         and "fedcap ipm, to the server: " in text
-        and "What it cost</h2>" not in render(records[:1])
+        and "Cost</h2>" not in render(records[:1])
     )
 
 

@@ -57,7 +57,7 @@ def test_the_best_is_marked_once_per_column(grid: Path) -> None:
     assert [entry.best for entry in accuracies] == [
         entry.value == max(e.value or 0 for e in accuracies) for entry in accuracies
     ]
-    assert not any(row[-1].best for row in table.rows)  # shared time ranks nobody
+    assert not any(row[-1].best for row in table.rows)  # shared time does not rank methods
 
 
 def test_the_best_is_the_best_of_those_that_faced_the_same(duel: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_best_is_the_best_of_those_that_faced_the_same(duel: Path) -> None:
     assert to_markdown(table).count("**") >= 2
 
 
-def test_a_single_run_beats_nobody(single: Path) -> None:
+def test_a_single_run_is_not_marked_as_best(single: Path) -> None:
     assert not any(entry.best for row in tabulate(by_setting(read_records(single))).rows for entry in row)
 
 
@@ -143,7 +143,7 @@ def test_what_an_attack_cost(tmp_path: Path) -> None:
     place = table.titles.index("lost")
     assert (
         table.rows[0][place].text == "–" and table.titles[place + 1] == "sent"
-    )  # no trigger, and nobody who looks for attackers
+    )  # no trigger and no detector
     for honest, attacked in zip(lines[0].records, lines[1].records, strict=True):
         (malicious,) = attacked.manifest["malicious"]
         means = []

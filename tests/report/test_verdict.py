@@ -26,7 +26,7 @@ def test_a_run_under_attack_without_its_honest_twin(tmp_path: Path) -> None:
     said = verdict(
         by_setting(read_records(sweep(tmp_path / "s", attack={"name": "sign-flip", "fraction": 0.25})))
     )[1]
-    assert "of a benign client's test samples right under attack." in said
+    assert "of a benign client's test samples correctly under attack." in said
 
 
 def test_a_run_that_goes_on_is_no_result_yet(single: Path, tmp_path: Path) -> None:
@@ -34,9 +34,10 @@ def test_a_run_that_goes_on_is_no_result_yet(single: Path, tmp_path: Path) -> No
     unfinished(next((tmp_path / "run").rglob("result.json")).parent)
     text = render(read_records(tmp_path / "run"))
     assert (
-        "It has played 2 of 3 rounds.</p>" in text and "the headline is round 2 of 3, the last so far" in text
+        "It has finished 2 of 3 rounds.</p>" in text
+        and "the headline is round 2 of 3, the last so far" in text
     )
-    assert "It has played" not in render(
+    assert "It has finished" not in render(
         read_records(single)
     ) and "the headline is the last round (3)" in render(read_records(single))
 
@@ -58,7 +59,7 @@ def test_runs_that_diverged_failed_or_go_on_are_in_the_sentence(grid: Path, tmp_
 
 def test_a_last_step_after_the_rounds_is_not_called_a_round(tmp_path: Path) -> None:
     lines = by_setting(read_records(sweep(tmp_path / "s", method={"name": "c-pfl"})))
-    assert "last step, after round 3, made of it" in text_of(protocol(lines, SettingsByAttack(lines)))
+    assert "last step, which follows round 3" in text_of(protocol(lines, SettingsByAttack(lines)))
 
 
 def test_only_those_on_the_same_data_are_compared(tmp_path: Path) -> None:

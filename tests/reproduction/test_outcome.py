@@ -249,9 +249,9 @@ def test_claims_that_could_not_be_tested_are_counted(
     cases = {True: (1, 1), False: (0, 1), None: (0, 0)}
     found = {holds: (replace(ours, right=right, cases=of), printed) for holds, (right, of) in cases.items()}
     for which, words in (
-        ((True, True), "<strong>Holds.</strong> What the paper says is so here"),
-        ((True, None), "<strong>Holds.</strong> What could be tested of what the paper says is so here"),
-        ((True, False, None), "<strong>Holds in part:</strong> 1 of 2 tested claims are so here"),
+        ((True, True), "<strong>Holds.</strong> All that the paper claims holds here"),
+        ((True, None), "<strong>Holds.</strong> What could be tested holds here"),
+        ((True, False, None), "<strong>Holds in part:</strong> 1 of 2 tested claims hold here"),
     ):
         outcome.__dict__["claim_results"] = [found[holds] for holds in which]
         page = render(outcome, result_table(outcome))
