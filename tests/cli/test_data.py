@@ -26,7 +26,7 @@ def test_it_prints_facts_and_the_table_and_writes_nothing(cli: Callable[..., Ans
     assert answer.code == 0 and list(tmp_path.iterdir()) == []
     assert (
         "digits: 1,437 + 360 samples, 10 classes, 1 x 8 x 8" in answer.out
-        and "dealt by  single-label" in answer.out
+        and "partition  single-label" in answer.out
     )
     assert answer.out.splitlines()[-2].split()[:3] == ["held", "by", "1"]
 
