@@ -30,7 +30,7 @@ _STYLE = (
 def pictures() -> dict[str, str]:
     """Return the SVG text of every picture on the page, by its path."""
     page = (DOCS / "partitions.md").read_text()
-    found = re.findall(r"```toml\n(.*?)```\n!\[[^\]]*\]\((figures/[^)]+\.svg)\)", page, re.S)
+    found = re.findall(r"```toml\n(.*?)```\n!\[[^\]]*\]\((img/[^)]+\.svg)\)", page, re.S)
     return {path: draw(config, "test" if path.endswith("-test.svg") else "train") for config, path in found}
 
 

@@ -1,8 +1,8 @@
 """Measures how time and memory grow with clients, with cells of a sweep and with the size of a model; writes
 a table, JSON and plots as SVG:
 
-    python benchmarks/growth.py cpu --out growth-cpu.json --plots docs/figures
-    python benchmarks/growth.py cuda --out growth-cuda.json --plots docs/figures
+    python benchmarks/growth.py cpu --out growth-cpu.json --plots docs/img
+    python benchmarks/growth.py cuda --out growth-cuda.json --plots docs/img
 
 Every point is measured in a process of its own, so that its peak of memory is its own; the best of a few
 turns counts."""

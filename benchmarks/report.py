@@ -26,7 +26,7 @@ from holdfast.report.page import write_page
 from holdfast.sweeps.grid import configs
 from holdfast.sweeps.session import start
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "img"
 SWEEP: dict[str, Any] = {
     "data": {"clients": 20, "partition": {"name": "dirichlet", "beta": 0.3, "samples_per_client": 60}},
     "train": {"rounds": 100, "local_steps": 5, "lr": 0.05},
@@ -60,7 +60,7 @@ def main() -> None:
         help="directory of the sweep; it runs if it does not exist",
     )
     parser.add_argument(
-        "--screenshots", action="store_true", help="draw docs/images from it, and from the demo"
+        "--screenshots", action="store_true", help="draw docs/img from it, and from the demo"
     )
     given = parser.parse_args()
     if not run_folders(given.folder):
@@ -114,7 +114,7 @@ def draw(browser: Browser, page: Path, pictures: dict[str, tuple[str, int, str, 
         out = io.BytesIO()
         picture.quantize(128).save(out, format="PNG", optimize=True)
         write_atomically(IMAGES / f"{name}.png", out.getvalue())
-        print(f"docs/images/{name}.png  {len(out.getvalue()) / 1e3:.0f} kB")
+        print(f"docs/img/{name}.png  {len(out.getvalue()) / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

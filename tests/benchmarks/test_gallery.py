@@ -10,7 +10,7 @@ from holdfast.core.registry import parts
 
 def test_the_pictures_in_the_docs_are_drawn_from_the_configs_in_the_docs() -> None:
     drawn = gallery.pictures()
-    assert {f"figures/{file.name}" for file in (gallery.DOCS / "figures").glob("partition-*")} == set(drawn)
+    assert {f"img/{file.name}" for file in (gallery.DOCS / "img").glob("partition-*")} == set(drawn)
     for path, text in drawn.items():
         kept = (gallery.DOCS / path).read_text()
         assert kept == text + "\n", f"{path} is out of date: run python benchmarks/gallery.py"
@@ -22,4 +22,4 @@ def test_every_partition_has_a_section_and_a_picture() -> None:
     for name, part in parts("partition").items():
         if part.__module__.startswith("holdfast."):
             assert f"\n## {name}\n" in page
-            assert name == "flwr" or f"figures/partition-{name}.svg" in drawn
+            assert name == "flwr" or f"img/partition-{name}.svg" in drawn
