@@ -59,10 +59,16 @@ def resume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         session.resume(out)
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("plan", ["loop", pytest.param("vmap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "method", ["ditto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedcap"))]
+    ("method", "plan", "every"),
+    [
+        ("ditto", "loop", False),
+        *(
+            pytest.param(method, plan, True, marks=pytest.mark.slow)
+            for method in ("ditto", "fedavg", "fedcap")
+            for plan in ("loop", "vmap")
+        ),
+    ],
 )
 def test_killed_at_every_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, plan: str, every: bool
@@ -381,8 +387,10 @@ def test_a_sweep_whose_cells_stand_at_different_rounds(tmp_path: Path, plan: str
         assert bits(tmp_path / "cut" / folder) == bits(tmp_path / "whole" / folder)
 
 
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("plan", [pytest.param("loop", marks=pytest.mark.slow), "vmap"])
+@pytest.mark.parametrize(
+    ("plan", "step"),
+    [("vmap", 7), *(pytest.param(plan, 1, marks=pytest.mark.slow) for plan in ("loop", "vmap"))],
+)
 def test_a_sweep_killed_at_every_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, step: int
 ) -> None:
