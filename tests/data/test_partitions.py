@@ -61,28 +61,34 @@ MAYBE_EMPTY = {
 NAMES = sorted(set(SPACE) - ({"flwr"} if importlib.util.find_spec("flwr_datasets") is None else set()))
 
 
-def deal(table: dict, labels: np.ndarray, clients: int, seed: int, users: np.ndarray | None) -> Assignment:
-    dealt = build("partition", table)(labels, clients, np.random.default_rng(seed), users)
-    return dealt if isinstance(dealt, Assignment) else Assignment(dealt)
+def assign(table: dict, labels: np.ndarray, clients: int, seed: int, users: np.ndarray | None) -> Assignment:
+    assignment = build("partition", table)(labels, clients, np.random.default_rng(seed), users)
+    return assignment if isinstance(assignment, Assignment) else Assignment(assignment)
 
 
-def check(table: dict, dealt: Assignment, labels: np.ndarray, clients: int) -> None:
-    """The laws."""
-    name, size, held = table["name"], table.get("samples_per_client"), np.concatenate(dealt.lists)
-    sizes = np.array([len(rows) for rows in dealt.lists])
-    assert len(dealt.lists) == clients and (not len(held) or (held.min() >= 0 and held.max() < len(labels)))
-    assert all((np.diff(rows) > 0).all() for rows in dealt.lists)  # sorted, and none twice with one client
-    if not dealt.overlap:
+def check(table: dict, assignment: Assignment, labels: np.ndarray, clients: int) -> None:
+    """Check the invariants of an assignment."""
+    name, size, held = table["name"], table.get("samples_per_client"), np.concatenate(assignment.lists)
+    sizes = np.array([len(rows) for rows in assignment.lists])
+    assert len(assignment.lists) == clients and (
+        not len(held) or (held.min() >= 0 and held.max() < len(labels))
+    )
+    assert all(
+        (np.diff(rows) > 0).all() for rows in assignment.lists
+    )  # sorted, and none twice with one client
+    if not assignment.overlap:
         assert len(np.unique(held)) == len(held)
-    if dealt.tests is not None:
-        assert len(dealt.tests) == clients and not len(np.intersect1d(held, np.concatenate(dealt.tests)))
+    if assignment.tests is not None:
+        assert len(assignment.tests) == clients and not len(
+            np.intersect1d(held, np.concatenate(assignment.tests))
+        )
     if name not in MAYBE_EMPTY or table.get("min_samples"):
         assert sizes.min() >= table.get("min_samples", 1)
     if size is not None and name in BOUND:
         assert sizes.max() <= size
     elif size is not None:
         assert sizes.sum() == size * clients and (name in MEAN or (sizes == size).all())
-    assert all(len(values) == clients and values.dtype.kind == "i" for values in dealt.facts.values())
+    assert all(len(values) == clients and values.dtype.kind == "i" for values in assignment.facts.values())
 
 
 def same(one: Assignment, other: Assignment) -> bool:
@@ -118,12 +124,25 @@ def worlds(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray | None, int]:
     return labels, users, draw(st.sampled_from([1, 2, 3, 4, 6, 10, 24]))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"flwr"}))
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), world=worlds(), seed=st.integers(0, 5))
 def test_the_invariants_hold_or_a_one_line_error_names_the_setting(
     name: str, data: st.DataObject, world: tuple, seed: int
 ) -> None:
+    check_invariants(name, data, world, seed)
+
+
+@pytest.mark.skipif("flwr" not in NAMES, reason="needs flwr-datasets")
+@settings(max_examples=40, deadline=None)  # it has no settings of its own, and each example is slow
+@given(data=st.data(), world=worlds(), seed=st.integers(0, 5))
+def test_the_invariants_hold_for_a_partitioner_of_flower(
+    data: st.DataObject, world: tuple, seed: int
+) -> None:
+    check_invariants("flwr", data, world, seed)
+
+
+def check_invariants(name: str, data: st.DataObject, world: tuple, seed: int) -> None:
     labels, users, clients = world
     size = data.draw(st.one_of(st.none(), st.integers(1, 12)), "samples_per_client")
     table = {"name": name, **data.draw(st.fixed_dictionaries(SPACE[name]))} | (
@@ -131,19 +150,19 @@ def test_the_invariants_hold_or_a_one_line_error_names_the_setting(
     )
     before = labels.copy()
     try:
-        dealt = deal(table, labels, clients, seed, users)
+        assignment = assign(table, labels, clients, seed, users)
     except DataError as error:
         event("refused")
         assert re.fullmatch(
             r"data\.partition: [^\n]*\b(lower|raise|use|set|make|change|choose|need)\b[^\n]*", str(error)
         )
         return
-    event("dealt")
-    check(table, dealt, labels, clients)
-    assert np.array_equal(labels, before) and same(dealt, deal(table, labels, clients, seed, users))
+    event("assigned")
+    check(table, assignment, labels, clients)
+    assert np.array_equal(labels, before) and same(assignment, assign(table, labels, clients, seed, users))
 
 
-# A world in which everything can be dealt: 1,200 samples of ten classes with a gap, by 40 users.
+# A world in which everything can be assigned: 1,200 samples of ten classes with a gap, by 40 users.
 LABELS = np.random.default_rng(7).permutation(np.repeat([0, 1, 2, 3, 5, 6, 7, 8, 9, 10], 120))
 USERS = np.random.default_rng(8).integers(0, 40, 1200)
 
@@ -153,10 +172,10 @@ USERS = np.random.default_rng(8).integers(0, 40, 1200)
 @pytest.mark.parametrize("size", [None, 12])
 def test_ordinary_data_can_be_assigned(name: str, clients: int, size: int | None) -> None:
     table: dict[str, Any] = {"name": name} | ({} if size is None else {"samples_per_client": size})
-    dealt = deal(table, LABELS, clients, 0, USERS)
-    check(table, dealt, LABELS, clients)
+    assignment = assign(table, LABELS, clients, 0, USERS)
+    check(table, assignment, LABELS, clients)
     if clients == 20:  # with others there may be nothing to draw: one client for each class or user
-        assert not same(dealt, deal(table, LABELS, clients, 1, USERS))
+        assert not same(assignment, assign(table, LABELS, clients, 1, USERS))
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"complementary-pairs"}))
@@ -164,8 +183,8 @@ def test_one_client_and_one_class(name: str) -> None:
     table = {"name": name} | {"pathological": {"classes_per_client": 1}, "grouped": {"groups": 1}}.get(
         name, {}
     )
-    check(table, dealt := deal(table, np.full(30, 4), 1, 0, np.full(30, 2)), np.full(30, 4), 1)
-    assert dealt.lists[0].tolist() == list(range(30))
+    check(table, assignment := assign(table, np.full(30, 4), 1, 0, np.full(30, 2)), np.full(30, 4), 1)
+    assert assignment.lists[0].tolist() == list(range(30))
 
 
 @pytest.mark.parametrize(
@@ -181,8 +200,8 @@ def test_a_thousand_clients_are_assigned_or_refused_within_a_second(
     labels, users = rng.integers(0, classes, 60_000), rng.integers(0, 1_200, 60_000)
     begin = time.process_time()  # that others use the machine too is no error
     try:
-        dealt = deal({"name": name} | ({"beta": beta} if skewed else {}), labels, 1_000, 0, users)
-        assert len(dealt.lists) == 1_000
+        assignment = assign({"name": name} | ({"beta": beta} if skewed else {}), labels, 1_000, 0, users)
+        assert len(assignment.lists) == 1_000
     except DataError as error:
         assert "raise beta, lower min_samples or lower data.clients" in str(error)
     assert time.process_time() - begin < 1
