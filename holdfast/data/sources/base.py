@@ -19,6 +19,9 @@ from holdfast.data.parquet import ParquetRows
 from holdfast.data.row_order import RowOrder, set_aside
 from holdfast.data.samples import Samples
 
+REPO_HELP = "dataset id on the Hugging Face Hub, OWNER/NAME"
+USER_HELP = "column of the user that a row comes from, for partitions by user"
+
 
 class Source(Part):
     """The settings that every source has."""
@@ -70,7 +73,7 @@ class FolderSource(Source):
     folder: str | None = setting(
         None, "folder name in the data directories, or a path; default: the dataset's name, with - or _"
     )
-    repo: str | None = setting(None, "dataset id on the Hugging Face Hub, OWNER/NAME")
+    repo: str | None = setting(None, REPO_HELP)
     subset: str | None = setting(None, "subset to read, where the folder has several")
     revision: str | None = setting(None, "branch, tag or commit on the Hub; default: the main branch")
     test: float = setting(

@@ -6,9 +6,8 @@ from typing import ClassVar, Literal
 
 from holdfast.core.registry import register, setting
 from holdfast.data.images import COLUMNS, ImageFormat
+from holdfast.data.sources.base import REPO_HELP
 from holdfast.data.sources.images import ImageSource
-
-_REPO = "dataset id on the Hugging Face Hub, OWNER/NAME"
 
 
 @register(
@@ -24,7 +23,7 @@ class Cifar10(ImageSource):
     mean: ClassVar[tuple[float, ...]] = (0.4914, 0.4822, 0.4465)
     std: ClassVar[tuple[float, ...]] = (0.2470, 0.2435, 0.2616)
     also: ClassVar[tuple[str, ...]] = ("cifar-10",)
-    repo: str | None = setting("uoft-cs/cifar10", _REPO)
+    repo: str | None = setting("uoft-cs/cifar10", REPO_HELP)
 
     def _image_format(self) -> ImageFormat:
         return ImageFormat("colour", shape=(32, 32))
@@ -42,7 +41,7 @@ class Cifar100(ImageSource):
     mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4865, 0.4409)
     std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)
     also: ClassVar[tuple[str, ...]] = ("cifar-100",)
-    repo: str | None = setting("uoft-cs/cifar100", _REPO)
+    repo: str | None = setting("uoft-cs/cifar100", REPO_HELP)
     labels: Literal["fine", "coarse"] = setting("fine", "fine: 100 classes; coarse: the 20 groups of them")
 
     def _columns(self) -> tuple[tuple[str, ...], str, str | None]:

@@ -15,7 +15,7 @@ from holdfast.data.labels import read_labels, read_users
 from holdfast.data.moments import Moments
 from holdfast.data.parquet import ParquetRows
 from holdfast.data.samples import Samples
-from holdfast.data.sources.base import FolderSource, inputs
+from holdfast.data.sources.base import USER_HELP, FolderSource, inputs
 
 
 class ImageSource(FolderSource):
@@ -78,7 +78,7 @@ class Images(ImageSource):
     published: ClassVar[bool] = False
     image: str | None = setting(None, "column of the images; else image or img")
     label: str = setting("label", "column of the labels")
-    user: str | None = setting(None, "column of the user that a row comes from, for partitions by user")
+    user: str | None = setting(None, USER_HELP)
     mode: Mode = setting("auto", "grey or colour; auto: grey if the images are")
     size: int | None = setting(
         None, "images are resized to a square of this side; none: all must have the same size", ge=1

@@ -15,7 +15,7 @@ from holdfast.data.labels import read_labels, read_users
 from holdfast.data.parquet import ParquetRows
 from holdfast.data.row_order import RowOrder
 from holdfast.data.samples import Samples
-from holdfast.data.sources.base import FolderSource, inputs
+from holdfast.data.sources.base import USER_HELP, FolderSource, inputs
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation, for one channel or for each
 
@@ -40,7 +40,7 @@ class LabelledSource(FolderSource):
     label: str = setting(
         "label", "column of the labels: class numbers, or words, which are numbered in sorted order"
     )
-    user: str | None = setting(None, "column of the user that a row comes from, for partitions by user")
+    user: str | None = setting(None, USER_HELP)
 
     def load(self, dir: Path | None) -> Samples:
         files = self._files(dir)

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from holdfast.core.registry import register, setting
 from holdfast.data.images import ImageFormat
+from holdfast.data.sources.base import REPO_HELP
 from holdfast.data.sources.images import ImageSource
-
-_REPO = "dataset id on the Hugging Face Hub, OWNER/NAME"
 
 
 @register(
@@ -26,7 +25,7 @@ class Mnist(ImageSource):
     classes: ClassVar[int | None] = 10
     mean: ClassVar[tuple[float, ...]] = (0.1307,)
     std: ClassVar[tuple[float, ...]] = (0.3081,)
-    repo: str | None = setting("ylecun/mnist", _REPO)
+    repo: str | None = setting("ylecun/mnist", REPO_HELP)
 
     def _image_format(self) -> ImageFormat:
         return ImageFormat("grey", shape=(28, 28))
@@ -42,7 +41,7 @@ class FashionMnist(ImageSource):
     classes: ClassVar[int | None] = 10
     mean: ClassVar[tuple[float, ...]] = (0.2860,)
     std: ClassVar[tuple[float, ...]] = (0.3530,)
-    repo: str | None = setting("zalando-datasets/fashion_mnist", _REPO)
+    repo: str | None = setting("zalando-datasets/fashion_mnist", REPO_HELP)
 
     def _image_format(self) -> ImageFormat:
         return ImageFormat("grey", shape=(28, 28))
@@ -67,7 +66,7 @@ class Emnist(ImageSource):
     mean: ClassVar[tuple[float, ...]] = (0.1736,)
     std: ClassVar[tuple[float, ...]] = (0.3317,)
     also: ClassVar[tuple[str, ...]] = ("emnist-byclass",)
-    repo: str | None = setting("Royc30ne/emnist-byclass", _REPO)
+    repo: str | None = setting("Royc30ne/emnist-byclass", REPO_HELP)
     upright: bool = setting(
         True,
         "exchange rows and columns, because the original files store them exchanged; false for upright files",

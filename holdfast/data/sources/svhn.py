@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from holdfast.core.registry import register, setting
 from holdfast.data.images import ImageFormat
+from holdfast.data.sources.base import REPO_HELP
 from holdfast.data.sources.images import ImageSource
 
 
@@ -25,7 +26,7 @@ class Svhn(ImageSource):
     classes: ClassVar[int | None] = 10
     mean: ClassVar[tuple[float, ...]] = (0.4377, 0.4438, 0.4728)
     std: ClassVar[tuple[float, ...]] = (0.1980, 0.2010, 0.1970)
-    repo: str | None = setting("ufldl-stanford/svhn", "dataset id on the Hugging Face Hub, OWNER/NAME")
+    repo: str | None = setting("ufldl-stanford/svhn", REPO_HELP)
     subset: str | None = setting("cropped_digits", "subset to read, where the folder has several")
 
     def _image_format(self) -> ImageFormat:

@@ -13,9 +13,9 @@ from holdfast.data.cache import New
 from holdfast.data.hashed_words import WordHasher
 from holdfast.data.parquet import ParquetRows
 from holdfast.data.row_order import RowOrder
+from holdfast.data.sources.base import REPO_HELP
 from holdfast.data.sources.labelled import LabelledSource, Scale
 
-_REPO = "dataset id on the Hugging Face Hub, OWNER/NAME"
 _LENGTH = "number of words of a sample; shorter texts are filled with 0"
 
 
@@ -66,7 +66,7 @@ class AgNews(Text):
     classes: ClassVar[int | None] = 4
     class_names: ClassVar[tuple[str, ...]] = ("World", "Sports", "Business", "Sci/Tech")
     also: ClassVar[tuple[str, ...]] = ("agnews",)
-    repo: str | None = setting("fancyzhx/ag_news", _REPO)
+    repo: str | None = setting("fancyzhx/ag_news", REPO_HELP)
     length: int = setting(64, _LENGTH, ge=1)
 
 
@@ -80,7 +80,7 @@ class Imdb(Text):
     classes: ClassVar[int | None] = 2
     class_names: ClassVar[tuple[str, ...]] = ("neg", "pos")
     also: ClassVar[tuple[str, ...]] = ("aclImdb",)
-    repo: str | None = setting("stanfordnlp/imdb", _REPO)
+    repo: str | None = setting("stanfordnlp/imdb", REPO_HELP)
     length: int = setting(256, _LENGTH, ge=1)
 
 

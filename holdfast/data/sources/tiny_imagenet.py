@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from holdfast.core.registry import register, setting
 from holdfast.data.images import ImageFormat
+from holdfast.data.sources.base import REPO_HELP
 from holdfast.data.sources.images import ImageSource
 
 
@@ -21,7 +22,7 @@ class TinyImagenet(ImageSource):
     classes: ClassVar[int | None] = 200
     mean: ClassVar[tuple[float, ...]] = (0.4802, 0.4481, 0.3975)
     std: ClassVar[tuple[float, ...]] = (0.2770, 0.2691, 0.2821)
-    repo: str | None = setting("zh-plus/tiny-imagenet", "dataset id on the Hugging Face Hub, OWNER/NAME")
+    repo: str | None = setting("zh-plus/tiny-imagenet", REPO_HELP)
 
     def _image_format(self) -> ImageFormat:
         return ImageFormat("colour", shape=(64, 64))

@@ -14,6 +14,7 @@ from holdfast.data.cache import New
 from holdfast.data.list_columns import first_shape, read_lists
 from holdfast.data.moments import Moments
 from holdfast.data.row_order import RowOrder
+from holdfast.data.sources.base import USER_HELP
 from holdfast.data.sources.labelled import LabelledSource, Scale
 
 NUMBERS = 1 << 22  # numbers read at once
@@ -99,4 +100,4 @@ class UciHar(Windows):
     )
     numbers: ClassVar[int | None] = 1152
     channels: int = setting(9, "number of channels of a window", ge=1)
-    user: str | None = setting("user", "column of the user that a row comes from, for partitions by user")
+    user: str | None = setting("user", USER_HELP)

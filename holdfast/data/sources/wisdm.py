@@ -16,6 +16,7 @@ from holdfast.core.progress import progress
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
 from holdfast.data.samples import Samples
+from holdfast.data.sources.base import USER_HELP
 from holdfast.data.sources.recordings import Recordings, SensorRows
 
 RAW = "WISDM_ar_v1.1_raw.txt"
@@ -46,7 +47,7 @@ class Wisdm(Recordings):
     label: str = setting(
         "activity", "column of the labels: class numbers, or words, which are numbered in sorted order"
     )
-    user: str | None = setting("user", "column of the user that a row comes from, for partitions by user")
+    user: str | None = setting("user", USER_HELP)
     time: str | None = setting(
         "timestamp", "column of the times; none: only a new user or label ends a recording"
     )
