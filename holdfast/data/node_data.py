@@ -193,7 +193,7 @@ def _words(rows: ParquetRows, declared: Declared) -> Any:
 
 def _function(file: Path, function: str, name: str) -> Callable[[], Any]:
     if not file.is_file() or not function.isidentifier():
-        raise DataError(f"function {name}: there is no file {file}; expected FILE.py:NAME")
+        raise DataError(f"function {name}: expected FILE.py:NAME, a file that exists and a function in it")
     spec = importlib.util.spec_from_file_location(f"holdfast_own_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise DataError(f"function {name}: {file} is not a Python file")

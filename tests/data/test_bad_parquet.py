@@ -90,7 +90,7 @@ def test_class_names_nested_too_deep_are_ignored(tmp_path: Path) -> None:
 
 
 def test_dictionary_indices_out_of_range_are_a_one_line_error(tmp_path: Path) -> None:
-    """The indices of a page are bytes that anybody can write."""
+    """The indices of a page are bytes that may be damaged."""
     path = tmp_path / "a.parquet"
     pq.write_table(
         pa.table({"label": pa.array(["a", "b", "a", "b"] * 8).dictionary_encode()}), path, compression="none"

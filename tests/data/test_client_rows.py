@@ -51,8 +51,8 @@ def test_take_works_for_clients_without_rows(lists: list[np.ndarray]) -> None:
     table = ClientRows.from_lists(lists, np.arange(10))
     padded = table.take(torch.tensor([0, 2]))
     assert padded.rows.tolist() == [[0], [0]] and padded.count.tolist() == [0, 0] and not padded.mask.any()
-    nobody = table.take(torch.zeros(0, dtype=torch.int64))
-    assert nobody.rows.shape == (0, 1) and nobody.count.shape == (0,)
+    empty = table.take(torch.zeros(0, dtype=torch.int64))
+    assert empty.rows.shape == (0, 1) and empty.count.shape == (0,)
 
 
 @pytest.mark.parametrize("ids", [[-1], [0, 2]])

@@ -1,4 +1,4 @@
-"""The Hub, played by a small server on this machine: no test leaves it."""
+"""The Hub, replaced by a small server on this machine: no test uses the network."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_an_interrupted_download_is_not_used_and_continues(
     hub.asked.clear()
     target = fetch(mnist, tmp_path / "to")
     assert (target / WHOLE).is_file() and "mnist/train-00000-of-00002.parquet" not in hub.fetched()
-    (target / "mnist/test-00000-of-00001.parquet").unlink()  # whoever tidies up behind us is noticed
+    (target / "mnist/test-00000-of-00001.parquet").unlink()  # a file that was deleted afterwards is noticed
     fetch(mnist, tmp_path / "to")
     assert (target / "mnist/test-00000-of-00001.parquet").is_file()
 

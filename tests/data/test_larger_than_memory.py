@@ -85,11 +85,11 @@ def test_a_round_on_plan_loop_decoding_included(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
     )
     assert done.returncode == 0
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["refused"]  # the limit is real: the pixels do not fit beside the rest
-    assert told["rounds"] >= 2 and told["bytes"] == ROWS * 3 * SIDE * SIDE and told["last"] == 9
-    assert told["mean"] == pytest.approx([4.5 / 255, 7 / 255, 200 / 255])
-    assert told["anonymous"] < told["bytes"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["refused"]  # the limit is real: the pixels do not fit beside the rest
+    assert report["rounds"] >= 2 and report["bytes"] == ROWS * 3 * SIDE * SIDE and report["last"] == 9
+    assert report["mean"] == pytest.approx([4.5 / 255, 7 / 255, 200 / 255])
+    assert report["anonymous"] < report["bytes"]
     assert (
-        told["decoded"] == 1
+        report["decoded"] == 1
     )  # the second time the file could be mapped, which the limit would refuse to a private copy

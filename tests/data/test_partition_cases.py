@@ -17,11 +17,11 @@ from holdfast.data.partitions.base import apportion
 TEN = np.repeat(np.arange(10), 60)
 
 
-def deal(
+def assign(
     table: dict, labels: np.ndarray = TEN, clients: int = 10, seed: int = 0, users: np.ndarray | None = None
 ) -> Assignment:
-    dealt = build("partition", table)(labels, clients, np.random.default_rng(seed), users)
-    return dealt if isinstance(dealt, Assignment) else Assignment(dealt)
+    assignment = build("partition", table)(labels, clients, np.random.default_rng(seed), users)
+    return assignment if isinstance(assignment, Assignment) else Assignment(assignment)
 
 
 def counts(lists: Any, labels: np.ndarray = TEN) -> np.ndarray:
@@ -48,16 +48,16 @@ def test_apportion_by_hand(total: int, weights: list, least: int, expected: list
 
 
 def test_similarity_0_sorts_by_label_and_100_is_iid() -> None:
-    sorted_line = deal({"name": "similarity", "percent": 0})
+    sorted_line = assign({"name": "similarity", "percent": 0})
     assert [rows.tolist() for rows in sorted_line.lists] == [
         list(range(60 * k, 60 * k + 60)) for k in range(10)
     ]
-    alike = counts(deal({"name": "similarity", "percent": 100}).lists)
+    alike = counts(assign({"name": "similarity", "percent": 100}).lists)
     assert (alike > 0).all() and (alike.sum(1) == 60).all()
 
 
 def test_similarity_20_by_hand() -> None:
-    table = counts(deal({"name": "similarity"}, clients=5).lists)
+    table = counts(assign({"name": "similarity"}, clients=5).lists)
     assert (table.sum(1) == 120).all() and table.sum(0).tolist() == [60] * 10
     for client, row in enumerate(
         table
@@ -66,7 +66,7 @@ def test_similarity_20_by_hand() -> None:
 
 
 def test_similarity_with_samples_per_client_uses_all_classes() -> None:
-    table = counts(deal({"name": "similarity", "percent": 25, "samples_per_client": 8}).lists)
+    table = counts(assign({"name": "similarity", "percent": 25, "samples_per_client": 8}).lists)
     assert (table.sum(1) == 8).all() and (table.sum(0) > 0).all()
 
 
@@ -74,8 +74,8 @@ def test_similarity_with_samples_per_client_uses_all_classes() -> None:
 
 
 def test_groups_of_classes_get_clients_by_their_number_of_classes() -> None:
-    dealt = deal({"name": "grouped", "groups": ["0-1", "2-9"]})
-    group, table = dealt.facts["group"], counts(dealt.lists)
+    assignment = assign({"name": "grouped", "groups": ["0-1", "2-9"]})
+    group, table = assignment.facts["group"], counts(assignment.lists)
     assert np.bincount(group).tolist() == [2, 8] and table.sum() == 600
     assert table.sum(1).tolist() == [60] * 10  # 120 samples of two classes for two clients, 480 for eight
     for own, row in zip(group, table, strict=True):
@@ -85,21 +85,25 @@ def test_groups_of_classes_get_clients_by_their_number_of_classes() -> None:
 
 def test_grouped_is_exact_at_share_one_and_group_sizes_decide_client_sizes() -> None:
     labels = np.concatenate([np.repeat([0, 1], 100), np.repeat([2, 3], 10)])
-    dealt = deal({"name": "grouped", "groups": 2, "share": 1}, labels, clients=4)
-    for own, row in zip(dealt.facts["group"], counts(dealt.lists, labels), strict=True):
+    assignment = assign({"name": "grouped", "groups": 2, "share": 1}, labels, clients=4)
+    for own, row in zip(assignment.facts["group"], counts(assignment.lists, labels), strict=True):
         assert (row[:2].sum(), row[2:].sum()) == ((100, 0) if own == 0 else (0, 10))
-    sized = deal({"name": "grouped", "groups": 2, "share": 0.75, "samples_per_client": 8}, labels, clients=4)
+    sized = assign(
+        {"name": "grouped", "groups": 2, "share": 0.75, "samples_per_client": 8}, labels, clients=4
+    )
     for own, row in zip(sized.facts["group"], counts(sized.lists, labels), strict=True):
         assert row.sum() == 8 and (row[:2] if own == 0 else row[2:]).sum() >= 6
 
 
 def test_groups_are_classes_and_ranges_and_emnist_has_a_name() -> None:
     labels = np.repeat(np.arange(62), 20)
-    named = deal({"name": "grouped", "groups": "emnist"}, labels, clients=100)
+    named = assign({"name": "grouped", "groups": "emnist"}, labels, clients=100)
     assert np.bincount(named.facts["group"]).tolist() == [16, 42, 42]
-    spelt = deal({"name": "grouped", "groups": ["0-9", ["10-20", 21, "22-35"], "36-61"]}, labels, clients=100)
+    spelt = assign(
+        {"name": "grouped", "groups": ["0-9", ["10-20", 21, "22-35"], "36-61"]}, labels, clients=100
+    )
     assert all(map(np.array_equal, named.lists, spelt.lists))
-    assert np.bincount(deal({"name": "grouped", "groups": 4}).facts["group"]).tolist() == [3, 3, 2, 2]
+    assert np.bincount(assign({"name": "grouped", "groups": 4}).facts["group"]).tolist() == [3, 3, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -126,18 +130,18 @@ def test_groups_that_cannot_be_read_are_refused_with_the_config(groups: Any, mes
 
 def test_by_user_gives_each_client_one_users_samples() -> None:
     users = np.array([7, 3, 7, 9, 3, 7])
-    dealt = deal({"name": "by-user"}, np.zeros(6, int), 3, users=users)
-    assert [rows.tolist() for rows in dealt.lists] == [[1, 4], [0, 2, 5], [3]] and dealt.facts[
+    assignment = assign({"name": "by-user"}, np.zeros(6, int), 3, users=users)
+    assert [rows.tolist() for rows in assignment.lists] == [[1, 4], [0, 2, 5], [3]] and assignment.facts[
         "user"
     ].tolist() == [3, 7, 9]
-    capped = deal({"name": "by-user", "samples_per_client": 2}, np.zeros(6, int), 3, users=users)
+    capped = assign({"name": "by-user", "samples_per_client": 2}, np.zeros(6, int), 3, users=users)
     assert [len(rows) for rows in capped.lists] == [2, 2, 1] and set(capped.lists[1]) < {0, 2, 5}
     kept = {
-        tuple(deal({"name": "by-user", "samples_per_client": 2}, np.zeros(6, int), 3, seed, users).lists[1])
+        tuple(assign({"name": "by-user", "samples_per_client": 2}, np.zeros(6, int), 3, seed, users).lists[1])
         for seed in range(30)
     }
     assert kept == {(0, 2), (0, 5), (2, 5)}, "a random choice"
-    drawn = [deal({"name": "by-user"}, np.zeros(6, int), 2, seed, users) for seed in range(30)]
+    drawn = [assign({"name": "by-user"}, np.zeros(6, int), 2, seed, users) for seed in range(30)]
     assert {tuple(d.facts["user"]) for d in drawn} == {(3, 7), (3, 9), (7, 9)}
     assert all((users[d.lists[i]] == d.facts["user"][i]).all() for d in drawn for i in range(2))
 
@@ -147,9 +151,9 @@ def test_by_user_gives_each_client_one_users_samples() -> None:
 
 def test_single_label_by_hand() -> None:
     labels = np.repeat([2, 5, 6], [7, 4, 9])
-    table = counts(deal({"name": "single-label"}, labels, 5).lists, labels)
+    table = counts(assign({"name": "single-label"}, labels, 5).lists, labels)
     assert table[:, [2, 5, 6]].tolist() == [[4, 0, 0], [0, 2, 0], [0, 0, 9], [3, 0, 0], [0, 2, 0]]
-    few = counts(deal({"name": "single-label", "samples_per_client": 3}, labels, 2).lists, labels)
+    few = counts(assign({"name": "single-label", "samples_per_client": 3}, labels, 2).lists, labels)
     assert few[:, [2, 5, 6]].tolist() == [[3, 0, 0], [0, 3, 0]]
 
 
@@ -158,9 +162,9 @@ def test_single_label_by_hand() -> None:
 
 def test_pairs_of_fedcoms_ten_clients_by_hand() -> None:
     labels = np.repeat(np.arange(10), 400)  # 100 of each class for testing, 300 to train on: 285 and 15
-    dealt = deal({"name": "complementary-pairs"}, labels)
-    table, facts = counts(dealt.lists, labels), dealt.facts
-    assert dealt.overlap and facts["partner"].tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
+    assignment = assign({"name": "complementary-pairs"}, labels)
+    table, facts = counts(assignment.lists, labels), assignment.facts
+    assert assignment.overlap and facts["partner"].tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
     assert facts["majority"].tolist() == list(range(10)) and facts["target"].tolist() == [
         1,
         0,
@@ -181,17 +185,17 @@ def test_pairs_of_fedcoms_ten_clients_by_hand() -> None:
             client ^ 1: 15,
             int(noise): 15,
         }
-    tested = counts(dealt.tests, labels)
+    tested = counts(assignment.tests, labels)
     for client, row in enumerate(tested):
         assert {int(k): int(row[k]) for k in np.flatnonzero(row)} == {client: 100, client ^ 1: 100}
-    own = [set(rows[labels[rows] // 2 == client // 2]) for client, rows in enumerate(dealt.lists)]
+    own = [set(rows[labels[rows] // 2 == client // 2]) for client, rows in enumerate(assignment.lists)]
     assert all(
         not own[i] & own[i ^ 1] and len(own[i] | own[i ^ 1]) == 600 for i in range(10)
     )  # a pair has all of its two classes
     assert (
         len(
             {
-                tuple(deal({"name": "complementary-pairs"}, labels, seed=seed).facts["noise"])
+                tuple(assign({"name": "complementary-pairs"}, labels, seed=seed).facts["noise"])
                 for seed in range(3)
             }
         )
@@ -200,14 +204,20 @@ def test_pairs_of_fedcoms_ten_clients_by_hand() -> None:
 
 
 def test_more_pairs_than_classes_divide_their_samples() -> None:
-    dealt = deal({"name": "complementary-pairs", "ratio": 0.8, "noise": "none", "test": 0.5}, clients=14)
-    table = counts(dealt.lists)
-    assert not dealt.overlap and set(dealt.facts["noise"].tolist()) == {-1}
+    assignment = assign(
+        {"name": "complementary-pairs", "ratio": 0.8, "noise": "none", "test": 0.5}, clients=14
+    )
+    table = counts(assignment.lists)
+    assert not assignment.overlap and set(assignment.facts["noise"].tolist()) == {-1}
     assert (
         table[[0, 1, 10, 11], :2].tolist() == [[12, 3], [3, 12]] * 2
     )  # 30 to train on, 15 for each of two pairs
     assert table[[4, 5], 4:6].tolist() == [[24, 6], [6, 24]]  # the only pair on these classes
-    assert dealt.tests is not None and np.array_equal(dealt.tests[0], dealt.tests[11]) and table.sum() == 300
+    assert (
+        assignment.tests is not None
+        and np.array_equal(assignment.tests[0], assignment.tests[11])
+        and table.sum() == 300
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,16 +232,16 @@ def test_more_pairs_than_classes_divide_their_samples() -> None:
 def test_pairs_with_samples_per_client_train_on_exactly_that_many(
     more: dict, majority: int, minority: int
 ) -> None:
-    dealt = deal({"name": "complementary-pairs", "samples_per_client": 42, **more})
-    for client, row in enumerate(counts(dealt.lists)):
+    assignment = assign({"name": "complementary-pairs", "samples_per_client": 42, **more})
+    for client, row in enumerate(counts(assignment.lists)):
         assert row.sum() == 42 and (row[client], row[client ^ 1]) == (majority, minority)
 
 
 def test_pairs_of_classes_of_different_size_are_tested_in_equal_amounts() -> None:
     labels = np.repeat([1, 4, 6], [40, 12, 9])  # the odd class out is there for noise alone
-    dealt = deal({"name": "complementary-pairs", "ratio": 0.8}, labels, 2)
-    assert counts(dealt.tests, labels)[:, [1, 4, 6]].tolist() == [[3, 3, 0]] * 2
-    assert counts(dealt.lists, labels)[:, [1, 4, 6]].tolist() == [[30, 2, 2], [7, 7, 7]]
+    assignment = assign({"name": "complementary-pairs", "ratio": 0.8}, labels, 2)
+    assert counts(assignment.tests, labels)[:, [1, 4, 6]].tolist() == [[3, 3, 0]] * 2
+    assert counts(assignment.lists, labels)[:, [1, 4, 6]].tolist() == [[30, 2, 2], [7, 7, 7]]
 
 
 # ---- quantity
@@ -240,13 +250,13 @@ def test_pairs_of_classes_of_different_size_are_tested_in_equal_amounts() -> Non
 def test_quantity_by_a_power_law_is_exact() -> None:
     sizes = sorted(
         len(rows)
-        for rows in deal(
+        for rows in assign(
             {"name": "quantity", "form": "power", "exponent": 1, "min_samples": 0}, clients=3
         ).lists
     )
     assert sizes == [109, 164, 327]  # 600 in proportion to 1, 1/2, 1/3: 327.27, 163.64, 109.09
     table = {"name": "quantity", "form": "power", "exponent": 3, "min_samples": 5, "samples_per_client": 12}
-    sizes = sorted(len(rows) for rows in deal(table, clients=4).lists)
+    sizes = sorted(len(rows) for rows in assign(table, clients=4).lists)
     assert sizes == [
         5,
         5,
@@ -257,7 +267,7 @@ def test_quantity_by_a_power_law_is_exact() -> None:
 
 def test_quantity_by_dirichlet_is_skewed_and_leaves_the_classes_alone() -> None:
     labels = np.random.default_rng(0).integers(0, 4, 20_000)
-    lists = deal({"name": "quantity", "beta": 0.3, "min_samples": 20}, labels, 20).lists
+    lists = assign({"name": "quantity", "beta": 0.3, "min_samples": 20}, labels, 20).lists
     sizes = np.array([len(rows) for rows in lists])
     assert sizes.sum() == 20_000 and sizes.min() >= 20 and sizes.max() > 4 * 1000
     table = counts(lists, labels)
@@ -273,7 +283,7 @@ def test_dirichlet_without_a_cap_lets_a_client_have_more_classes_than_its_share(
 
     def largest_before_the_last_class(cap: bool) -> float:
         lists = [
-            deal({"name": "dirichlet", "beta": 0.1, "min_samples": 0, "cap": cap}, labels, 20, seed).lists
+            assign({"name": "dirichlet", "beta": 0.1, "min_samples": 0, "cap": cap}, labels, 20, seed).lists
             for seed in range(5)
         ]
         return max((labels[rows] < labels[rows].max()).sum() for some in lists for rows in some if len(rows))
@@ -290,12 +300,12 @@ def test_without_flwr_datasets_the_error_names_it() -> None:
     with pytest.raises(
         DataError, match="^data.partition: 'flwr' needs the package flwr-datasets; install it"
     ):
-        deal({"name": "flwr"})
+        assign({"name": "flwr"})
 
 
 def test_any_partitioner_of_flwr_datasets_can_be_used() -> None:
     pytest.importorskip("flwr_datasets")
-    iid = deal({"name": "flwr"})
+    iid = assign({"name": "flwr"})
     assert sorted(np.concatenate(iid.lists).tolist()) == list(range(600)) and {
         len(rows) for rows in iid.lists
     } == {60}
@@ -304,26 +314,31 @@ def test_any_partitioner_of_flwr_datasets_can_be_used() -> None:
         "partitioner": "DirichletPartitioner",
         "options": {"alpha": 0.3, "min_partition_size": 5},
     }
-    one, same, other = deal(skewed), deal(skewed), deal(skewed, seed=1)
+    one, same, other = assign(skewed), assign(skewed), assign(skewed, seed=1)
     assert all(map(np.array_equal, one.lists, same.lists)) and not all(
         map(np.array_equal, one.lists, other.lists)
     )
     assert (
         min(len(rows) for rows in one.lists) >= 5
-        and max(len(rows) for rows in deal({**skewed, "samples_per_client": 20}).lists) == 20
+        and max(len(rows) for rows in assign({**skewed, "samples_per_client": 20}).lists) == 20
     )
     users = np.arange(600) % 4
     by_user = {"name": "flwr", "partitioner": "NaturalIdPartitioner", "options": {"partition_by": "user"}}
-    assert sorted(int(users[rows[0]]) for rows in deal(by_user, clients=4, users=users).lists) == [0, 1, 2, 3]
+    assert sorted(int(users[rows[0]]) for rows in assign(by_user, clients=4, users=users).lists) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     with pytest.raises(DataError, match="makes 4 clients, but data.clients is 10; set data.clients to 4"):
-        deal(by_user, users=users)
+        assign(by_user, users=users)
     with pytest.raises(DataError, match="has no 'DirichletPartition'; did you mean 'DirichletPartitioner'"):
-        deal({"name": "flwr", "partitioner": "DirichletPartition"})
+        assign({"name": "flwr", "partitioner": "DirichletPartition"})
     with pytest.raises(DataError, match="DirichletPartitioner failed: [^\n]*alpha"):
-        deal({"name": "flwr", "partitioner": "DirichletPartitioner"})
+        assign({"name": "flwr", "partitioner": "DirichletPartitioner"})
 
 
-# ---- what cannot be dealt
+# ---- impossible assignments
 
 
 @pytest.mark.parametrize(
@@ -380,18 +395,18 @@ def test_any_partitioner_of_flwr_datasets_can_be_used() -> None:
 )
 def test_impossible_assignments_are_a_one_line_error(table: dict, clients: int, message: str) -> None:
     with pytest.raises(DataError, match=message) as error:
-        deal(table, clients=clients)
+        assign(table, clients=clients)
     assert str(error.value).startswith("data.partition: ") and "\n" not in str(error.value)
 
 
 def test_too_few_classes_or_users_are_refused() -> None:
     with pytest.raises(DataError, match="pairs with noise class need 3 classes but the data has 2"):
-        deal({"name": "complementary-pairs"}, np.repeat([0, 1], 50), 2)
+        assign({"name": "complementary-pairs"}, np.repeat([0, 1], 50), 2)
     with pytest.raises(
         DataError, match='no third class has 8 samples for noise; set noise = "none" or raise ratio'
     ):
-        deal({"name": "complementary-pairs", "ratio": 0.8}, np.repeat([0, 1, 2], [50, 50, 7]), 2)
+        assign({"name": "complementary-pairs", "ratio": 0.8}, np.repeat([0, 1, 2], [50, 50, 7]), 2)
     with pytest.raises(
         DataError, match="4 clients but the data has 3 users; lower data.clients or leave it out"
     ):
-        deal({"name": "by-user"}, np.zeros(6, int), 4, users=np.arange(6) % 3)
+        assign({"name": "by-user"}, np.zeros(6, int), 4, users=np.arange(6) % 3)

@@ -33,13 +33,13 @@ def deal(table: dict, labels: np.ndarray = LABELS, clients: int = 20, seed: int 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_sample_in_two_clients_and_the_same_again_from_the_same_seed(table: dict, seed: int) -> None:
     lists = deal(table, seed=seed)
-    dealt = np.concatenate(lists)
+    held = np.concatenate(lists)
     assert len(lists) == 20
-    assert len(np.unique(dealt)) == len(dealt) and dealt.min() >= 0 and dealt.max() < len(LABELS)
+    assert len(np.unique(held)) == len(held) and held.min() >= 0 and held.max() < len(LABELS)
     assert all(np.array_equal(a, b) for a, b in zip(lists, deal(table, seed=seed), strict=True))
     assert any(not np.array_equal(a, b) for a, b in zip(lists, deal(table, seed=seed + 100), strict=True))
     if "samples_per_client" not in table:
-        assert len(dealt) == len(LABELS)
+        assert len(held) == len(LABELS)
     elif table["name"] == "dirichlet":
         assert all(table["min_samples"] <= len(rows) <= 60 for rows in lists)
     else:

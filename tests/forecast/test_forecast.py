@@ -141,7 +141,7 @@ def test_steps_of_ragged_clients_that_are_drawn(tmp_path: Path, train: dict[str,
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[TimedExchange]:
-    """What a rehearsal noted, once it has ended."""
+    """What the measured rounds recorded, once they have ended."""
     noted: list[TimedExchange] = []
     close = ShortRoundEngine.close
     monkeypatch.setattr(ShortRoundEngine, "close", lambda self: (noted.extend(self.timed), close(self))[1])
@@ -320,7 +320,7 @@ def test_nothing_is_left_behind(
     def fall(self: ShortRoundEngine, calls: Any) -> Any:
         nonlocal count
         count += 1
-        assert list(tmp_path.glob(".forecast-*/run/head.json")), "it is played beside the run's own folder"
+        assert list(tmp_path.glob(".forecast-*/run/head.json")), "it runs beside the run's own folder"
         if count == 3:
             raise error
         return exchange(self, calls)

@@ -30,7 +30,7 @@ def test_the_start_depends_on_the_key_alone() -> None:
     first = n.initial(Key(0))
     before = torch.get_rng_state()
     assert torch.equal(n.initial(Key(0)), first)
-    assert torch.equal(torch.get_rng_state(), before)  # nobody's random state changes
+    assert torch.equal(torch.get_rng_state(), before)  # the global random state does not change
     assert not torch.equal(n.initial(Key(1)), first)
     assert torch.equal(network().initial(Key(0)), first)
 

@@ -50,7 +50,7 @@ def net(name: str, length: int = 5, **changes: Any) -> nn.Module:
 def test_a_hash_looks_up_its_row_and_padding_none() -> None:
     words = HashedEmbedding(10, 3)
     with torch.no_grad():
-        words.table.weight.copy_(torch.arange(10.0)[:, None])  # row 0 too: somebody wrote there
+        words.table.weight.copy_(torch.arange(10.0)[:, None])  # row 0 too, as if it had been written
     # 1 + (7 - 1) % 9, 1 + (2^31 - 2) % 9, 1 + (12 - 1) % 9
     assert words(HASHES)[:, :, 0].tolist() == [[7, 1 + (2**31 - 2) % 9, 3, 0, 0], [4] * 5, [0] * 5]
 
@@ -134,7 +134,7 @@ def test_texts_give_the_same_bits_every_time(name: str) -> None:
 
 @pytest.fixture
 def texts(forget: None) -> None:
-    """A source of short texts whose class is told by their first word."""
+    """A source of short texts whose first word gives the class."""
 
     @register("source", "texts")
     class Texts(Source):

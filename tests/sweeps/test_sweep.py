@@ -235,7 +235,7 @@ def test_finished_cells_are_not_built_again(tmp_path: Path, monkeypatch: pytest.
     (folders(tmp_path / "s")[1] / "result.json").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
-        patch.setattr(Simulator, "exchange", lambda *args: pytest.fail("a committed round was played again"))
+        patch.setattr(Simulator, "exchange", lambda *args: pytest.fail("a committed round ran again"))
         assert sweep(cells, tmp_path / "s") == first
 
 

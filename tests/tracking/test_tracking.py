@@ -1,4 +1,4 @@
-"""Trackers are told what is committed, once and in order; and whatever they do, the run is what it would have
+"""Trackers receive what is committed, once and in order; and whatever they do, the run is what it would have
 been without them."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def quick(quick_disk: None) -> None:
 
 
 class Diary:
-    """A tracker of one's own: writes down what it is told."""
+    """A tracker of the user that records its calls."""
 
     books: list[Diary] = []
 
@@ -103,11 +103,11 @@ def killed_after(last: int, monkeypatch: pytest.MonkeyPatch, run: Callable[[], A
 
 
 def test_trackers_receive_rounds_and_end_and_do_not_change_the_bits(tmp_path: Path) -> None:
-    run = holdfast.run(TINY, out=tmp_path / "told", track=[Diary])
+    run = holdfast.run(TINY, out=tmp_path / "logged", track=[Diary])
     (diary,) = Diary.books
     config, folder, label, known = diary.begun
     assert (
-        (folder, label, known) == (tmp_path / "told", "told", None)
+        (folder, label, known) == (tmp_path / "logged", "logged", None)
         and config["train.rounds"] == 3
         and config["method.name"] == "fedavg"
     )
@@ -145,7 +145,7 @@ def test_a_failing_tracker_is_switched_off_and_the_run_continues(
 def test_a_killed_run_continues_in_the_same_tracker_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Round 2 was committed and not told: it is told after the resume, and no round twice."""
+    """Round 2 was committed but not sent: it is sent after the resume, and no round twice."""
     killed_after(2, monkeypatch, lambda: holdfast.run(TINY, out=tmp_path / "run", track=[Diary]))
     first = Diary.books[0]
     assert first.rounds == [1] and first.ends == [None]
@@ -155,7 +155,7 @@ def test_a_killed_run_continues_in_the_same_tracker_run(
     assert second.begun[3] == KnownRun("volume one", 1) and second.rounds == [2, 3]
     assert second.ends == [numbers(Run(tmp_path / "run").final)] and kept(tmp_path / "run")["Diary"]["ended"]
     holdfast.resume(tmp_path / "run", track=[Diary])
-    assert len(Diary.books) == 2  # all was told
+    assert len(Diary.books) == 2  # everything was sent
 
 
 def test_a_tracker_added_on_resume_receives_all_rounds(tmp_path: Path) -> None:
@@ -325,10 +325,12 @@ def test_mlflow_records_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [named["status"] for name, _, named in calls if name == "set_terminated"] == ["KILLED", "FINISHED"]
     params = dict(pair for name, _, named in calls if name == "log_batch" for pair in named.get("params", []))
     assert params["method.name"] == "fedavg" and params["train.rounds"] == "3"
-    told = [metric for name, _, named in calls if name == "log_batch" for metric in named.get("metrics", [])]
+    logged = [
+        metric for name, _, named in calls if name == "log_batch" for metric in named.get("metrics", [])
+    ]
     expected = [(value, round) for round, value in enumerate(run.metrics["accuracy"], start=1)]
-    assert [(value, step) for name, value, _, step in told if name == "accuracy"] == expected
-    assert [(value, step) for name, value, _, step in told if name == "final/accuracy"] == [
+    assert [(value, step) for name, value, _, step in logged if name == "accuracy"] == expected
+    assert [(value, step) for name, value, _, step in logged if name == "final/accuracy"] == [
         (run.final["accuracy"], 3)
     ]
     assert "mlflow: run r1 in http://***@host" in said
@@ -342,9 +344,9 @@ def test_tensorboard_event_files_hold_the_rounds(tmp_path: Path, monkeypatch: py
     run = holdfast.resume(tmp_path / "run", track=["tensorboard"])
     assert isinstance(run, Run)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    told = events.Scalars("accuracy")
-    assert [event.step for event in told] == [1, 2, 3]
-    assert [event.value for event in told] == pytest.approx(run.metrics["accuracy"].tolist())
+    logged = events.Scalars("accuracy")
+    assert [event.step for event in logged] == [1, 2, 3]
+    assert [event.value for event in logged] == pytest.approx(run.metrics["accuracy"].tolist())
     (final,) = events.Scalars("final/accuracy")
     assert (
         final.step == 3
@@ -377,7 +379,7 @@ def test_the_track_option_of_run(
 def test_the_track_option_of_commands_that_run_sweeps(
     command: str, tmp_path: Path, fake_wandb: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of tuning, the runs of the report are told, and no trial."""
+    """Of tuning, only the runs of the report are tracked, not the trials."""
     changes = [arg for key, value in TINY["engine"].items() for arg in ("--set", f"engine.{key}={value}")]
     config = tmp_path / "config.toml"
     config.write_text(

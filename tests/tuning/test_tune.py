@@ -68,7 +68,7 @@ def all_bits(path: Path) -> dict[str, Any]:
     return {folder.name: bits(folder) for folder in run_folders(path)}
 
 
-def stands(
+def trial_status(
     accuracy: float | None, loss: float = 1.0, test: float = 0.0, status: str = "finished"
 ) -> RunStatus:
     final = {
@@ -85,16 +85,19 @@ def choose(*statuses: RunStatus) -> int:
 
 
 def test_only_validation_data_decides_the_choice() -> None:
-    assert choose(stands(0.5, test=0.9), stands(0.6, test=0.1), stands(0.4, test=1.0)) == 1
+    assert choose(trial_status(0.5, test=0.9), trial_status(0.6, test=0.1), trial_status(0.4, test=1.0)) == 1
     assert (
-        choose(stands(0.5, 2.0), stands(0.5, 1.0), stands(0.5, 1.0)) == 1
+        choose(trial_status(0.5, 2.0), trial_status(0.5, 1.0), trial_status(0.5, 1.0)) == 1
     )  # of equals the smaller loss, then the first
-    assert choose(stands(None, status="failed"), stands(0.9, status="diverged"), stands(0.1)) == 2
-    assert choose(stands(None, status="failed"), stands(0.2, status="diverged")) == 1
+    assert (
+        choose(trial_status(None, status="failed"), trial_status(0.9, status="diverged"), trial_status(0.1))
+        == 2
+    )
+    assert choose(trial_status(None, status="failed"), trial_status(0.2, status="diverged")) == 1
     with pytest.raises(RunError, match="all trials of 'ditto' failed: 'it' failed in round 3: why"):
-        choose(stands(None, status="failed"), stands(None, status="failed"))
+        choose(trial_status(None, status="failed"), trial_status(None, status="failed"))
     with pytest.raises(RunError, match="no benign client of 'ditto' has validation data"):
-        choose(stands(None))
+        choose(trial_status(None))
 
 
 def test_a_comparison_of_two_methods(
@@ -144,9 +147,9 @@ def test_a_comparison_of_two_methods(
         and "without an attack" in str(tuned)
         and "seeds 0, 1" in str(tuned)
     )
-    # again: nothing is played
+    # again: nothing runs
     before = all_bits(tmp_path / "fair" / "report")
-    monkeypatch.setattr(Simulator, "exchange", lambda *_: pytest.fail("played again"))
+    monkeypatch.setattr(Simulator, "exchange", lambda *_: pytest.fail("ran again"))
     assert str(holdfast.tune(TABLE, budget=4, out=tmp_path / "fair")) == str(tuned)
     assert all_bits(tmp_path / "fair" / "report") == before
     with pytest.raises(ConfigError, match="holds another sweep"):
@@ -240,8 +243,8 @@ def test_the_tune_command(cli: Callable[..., Answer], tmp_path: Path) -> None:
     )
     trials, _, report = first.err.partition("the report")
     assert "validation/accuracy 0." in trials and "  accuracy" not in trials and "  accuracy 0." in report
-    told = cli("tune", "sweep.toml", "--budget", 2, "--out", "fair", "--json")
-    content = json.loads(told.out)
+    answer = cli("tune", "sweep.toml", "--budget", 2, "--out", "fair", "--json")
+    content = json.loads(answer.out)
     assert [(line["label"], line["trials"], line["possible"]) for line in content["tuned"]] == [
         ("fedavg", 2, 2),
         ("ditto", 2, 8),
