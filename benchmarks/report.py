@@ -59,9 +59,7 @@ def main() -> None:
         default=Path("runs/report-benchmark"),
         help="directory of the sweep; it runs if it does not exist",
     )
-    parser.add_argument(
-        "--screenshots", action="store_true", help="draw docs/img from it, and from the demo"
-    )
+    parser.add_argument("--screenshots", action="store_true", help="draw docs/img from it, and from the demo")
     given = parser.parse_args()
     if not run_folders(given.folder):
         start(configs(SWEEP), given.folder, Watch(say=print))

@@ -42,8 +42,8 @@ class Clustered(Aggregator):
     variant: Literal["paper", "authors"] = setting(
         "paper", "paper: single linkage, the best cut; authors: complete linkage (FedCAP)"
     )
-    mean_below: float | None = setting(None, "cut only when the mean update is shorter than this", gt=0)
-    max_above: float | None = setting(None, "cut only when the longest update is longer than this", gt=0)
+    mean_below: float | None = setting(None, "cut only when the norm of the mean update is below this", gt=0)
+    max_above: float | None = setting(None, "cut only when the largest norm of an update is above this", gt=0)
 
     def least(self, f: int) -> int:
         return 2 * f + 1

@@ -50,8 +50,8 @@ PlanName = Annotated[
     str | None,
     typer.Option(
         "--plan",
-        help="How clients are stepped: auto (the fastest, by timing), loop or vmap; on cuda also"
-        " captured-loop, captured-vmap, compiled-loop, compiled-vmap.",
+        help="How clients are trained: one by one (loop), as one batch (vmap), or the faster by timing"
+        " (auto); on cuda also captured-loop, captured-vmap, compiled-loop, compiled-vmap.",
     ),
 ]
 PrecisionName = Annotated[

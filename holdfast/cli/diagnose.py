@@ -60,7 +60,10 @@ def diagnose(
         bool, typer.Option("--clean", help="grad-cam: leave out the trigger of the attack.")
     ] = False,
     share: Annotated[
-        float, typer.Option("--share", help="top-fim: share of the parameters to replace.")
+        float,
+        typer.Option(
+            "--share", help="top-fim: share of the parameters that are replaced by those of a new network."
+        ),
     ] = 0.05,
     rounds: Annotated[
         int | None, typer.Option("--rounds", metavar="N", help="rank-change: repeat only the first N rounds.")

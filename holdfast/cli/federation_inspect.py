@@ -22,7 +22,7 @@ def check_node(
     folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.")],
     as_json: AsJson = False,
 ) -> int:
-    """Check a node before round 1: key, experiment, its data against the schema and label map, privacy.
+    """Check a node before round 1: key, experiment, its data against the schema and class names, privacy.
 
     \b
     Example:
@@ -221,7 +221,10 @@ def verify(
     head: Annotated[
         str | None,
         typer.Option(
-            "--head", metavar="HEX|FILE", help="A head that was kept elsewhere.", show_default=False
+            "--head",
+            metavar="HEX|FILE",
+            help="Ledger head saved earlier on another machine.",
+            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,

@@ -18,9 +18,9 @@ by the rule under test."""
 
 
 def screen(up: Uplink, schema: Schema, norm_cap: float | None = None) -> Uplink:
-    """Drop the rows that are not finite, out of bounds or longer than the cap, and say why. A wrong name,
-    shape or type refuses every row, because a stack of rows has one of each; a real federation checks them
-    client by client before it stacks."""
+    """Drop the rows that are not finite, out of bounds or have a norm above the cap, and say why. A wrong
+    name, shape or type refuses every row, because a stack of rows has one of each; a real federation checks
+    them client by client before it stacks."""
     refused = dict(up.refused)
     problem = _misshapen(up, schema)
     if problem:
@@ -67,5 +67,5 @@ def _faults(name: str, rows: Tensor, field: Field, norm_cap: float | None) -> di
     if field.high is not None:
         faults[f"{name} is above {field.high:g}"] = most > field.high
     if norm_cap is not None and field.kind == "update":
-        faults[f"{name} is longer than {norm_cap:g}"] = flat.norm(dim=1) > norm_cap
+        faults[f"{name} has a norm above {norm_cap:g}"] = flat.norm(dim=1) > norm_cap
     return faults

@@ -134,8 +134,10 @@ def _labels(parts: tuple[ParquetRows, ...], declared: Declared) -> np.ndarray:
         rows.need(declared.label)
         named = rows.class_names(declared.label)
         if named and declared.class_names and named != declared.class_names:
-            names = f"'{declared.label}' names {_few(named)}, declared are {_few(declared.class_names)}"
-            raise DataError(f"{rows.paths[0]}: the label map differs: {names}")
+            raise DataError(
+                f"{rows.paths[0]}: class names or their order differ in column '{declared.label}': found"
+                f" {_few(named)}; declared {_few(declared.class_names)}"
+            )
     if not declared.class_names and str(parts[0].type_of(declared.label)) in (
         "string",
         "large_string",

@@ -30,7 +30,7 @@ _NOT_FINITE = f"update {NOT_FINITE}"
 
 @register("detector", "norm", paper=PAPER)
 class Norm(Detector):
-    """Bans clients whose update is longer than a threshold, or not finite."""
+    """Bans clients whose update has a norm above a threshold, or is not finite."""
 
     threshold: float = setting(10.0, "largest length of an update that passes", gt=0)
     unit: Literal["absolute", "median"] = setting(

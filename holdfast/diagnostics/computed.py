@@ -19,7 +19,10 @@ COMPUTED = {
         "runs the experiment again: how far benign and poisoned training moves parameters in the order by"
         " importance"
     ),
-    "top-fim": "tests again: accuracy after the parameters with the most Fisher information are replaced",
+    "top-fim": (
+        "accuracy after the parameters with the most Fisher information (FIM) are replaced by those of a"
+        " new network"
+    ),
     "grad-cam": "a picture: where the model looks in test images, with the trigger where the attack has one",
 }
 

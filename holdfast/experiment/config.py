@@ -48,7 +48,8 @@ class TrainSettings(Section):
         1.0, "share of all clients that is drawn in each round, from those that are available", gt=0, le=1
     )
     availability: Availability = setting(
-        1.0, "who is there: a probability, {client = [[from, to], ...]} in rounds, or a JSON file"
+        1.0,
+        "which clients are available: a probability, {client = [[from, to], ...]} in rounds, or a JSON file",
     )
     dropout: float = setting(0.0, "probability that a drawn client's reply is lost", ge=0, le=1)
     server_lr: float = setting(1.0, "the server moves this far along the aggregate", gt=0)
@@ -58,7 +59,7 @@ class TrainSettings(Section):
     augment: Augment = Augment()
     norm_cap: float | None = setting(
         None,
-        f"refuse updates that are longer than this; none: {FEDERATION_NORM_CAP:g} in federations, no cap in"
+        f"refuse updates with a norm above this; none: {FEDERATION_NORM_CAP:g} in federations, no cap in"
         " simulations",
         gt=0,
     )
@@ -71,19 +72,21 @@ class EvaluateSettings(Section):
     """The [evaluate] section: one protocol for all methods, written into every result."""
 
     every: int = setting(1, "evaluate after every so many rounds; the last round always is", ge=1)
-    clients: Literal["all", "benign", "cohort", "held-out"] = setting("all", "on whom")
+    clients: Literal["all", "benign", "cohort", "held-out"] = setting(
+        "all", "evaluate on all clients, the benign ones, the round's cohort, or those held out of training"
+    )
     models: tuple[Literal["global", "customised", "personal"], ...] = setting(
-        ("global", "customised", "personal"), "which of them, where the method has them"
+        ("global", "customised", "personal"), "evaluate these models, where the method has them"
     )
     unselected: Literal["keep_own", "deliver", "finetune"] = setting(
         "keep_own",
-        "personal model of a client outside the cohort: its own, what it would be sent, or a copy trained"
-        " from that",
+        "evaluate a client outside the cohort with its own model (keep_own), with what it would be sent"
+        " now (deliver), or with a copy trained from that (finetune)",
     )
     selected: Literal["deliver", "keep_own"] = setting(
         "deliver",
-        "personal model of a client in the cohort: with what it would be sent now, or as its own training"
-        " left it",
+        "evaluate a client in the cohort with what it would be sent now (deliver), or with its model as its"
+        " training left it (keep_own)",
     )
     test: Literal["per-client", "global"] = setting(
         "per-client", "each client's own test samples, or the dataset's test split"
@@ -225,11 +228,14 @@ class Parts(Section):
         aggregator = _aggregator(config.aggregator)
         if config.aggregator is not None and not method.reduces:
             raise ConfigError(
-                f"aggregator: method '{method.name}' never reduces updates; leave aggregator"
-                f" '{aggregator.name}' out"
+                f"aggregator: method '{method.name}' does not aggregate updates, so an aggregator has no"
+                f" effect; remove '{aggregator.name}'"
             )
         if config.detectors and not method.reduces:
-            raise ConfigError(f"detectors: method '{method.name}' sends no updates to judge; leave them out")
+            raise ConfigError(
+                f"detectors: method '{method.name}' does not aggregate updates, so detectors have no effect;"
+                " remove them"
+            )
         if "root" in aggregator.needs and config.data.root < 1:
             raise ConfigError(
                 f"aggregator '{aggregator.name}' needs the server's own data; set data.root, for example"
@@ -237,8 +243,8 @@ class Parts(Section):
             )
         if aggregator.idle():
             raise ConfigError(
-                f"aggregator.f: '{aggregator.name}' leaves out as many as are assumed malicious; set f, for"
-                " example to 0.2"
+                f"'{aggregator.name}' needs f, the share (or number) of clients that are assumed malicious;"
+                " set aggregator.f, for example 0.2"
             )
         known = config.data.known_clients
         if known is not None:

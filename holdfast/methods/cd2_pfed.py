@@ -149,7 +149,7 @@ class Cd2Pfed(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "a share of every layer's channels",
         "what a client keeps": "the other channels",
-        "personal model": "both together",
+        "personal model": "all channels together",
     }
     Client = Cd2PfedClient
     Server = Narrowing

@@ -2,7 +2,7 @@
 Distributed Multi-Task Optimization under Privacy Constraints, IEEE TNNLS 2020.
 
 Clients whose data fit one model stay together; FedAvg inside each cluster. When a cluster's updates cancel,
-so that their mean is shorter than eps1, while some client's is still longer than eps2, no single model fits
+so that their mean has a norm below eps1 while some client's norm is still above eps2, no single model fits
 all of them: the cluster is cut in two by the cosines of the updates, and both parts go on by themselves from
 the model they had (the recursive bi-partitioning). Lengths depend on the network and the local training, so
 both are measured by the longest step that the cluster's model has taken. The clusters are the leaves of a
@@ -289,7 +289,7 @@ class ClusteredFl(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "the model of the client's cluster",
         "what a client keeps": "nothing",
-        "personal model": "its cluster's",
+        "personal model": "the model of its cluster",
     }
     Client = FedAvgClient
     Server = ClusteredServer
@@ -303,9 +303,9 @@ class ClusteredFl(Method):
     deploys = "customised"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"eps1": (0.3, 0.5, 0.7), "across": (0.0, 1.0)}
     eps1: float = setting(
-        0.5, "cut only when the mean update of a cluster is shorter than this (0: never)", ge=0
+        0.5, "cut only when the norm of a cluster's mean update is below this (0: never)", ge=0
     )
-    eps2: float = setting(0.8, "cut only when a member's update is longer than this", ge=0)
+    eps2: float = setting(0.8, "cut only when the norm of a member's update is above this", ge=0)
     relative: bool = setting(
         True, "whether both are shares of the longest aggregated update of the cluster so far; else lengths"
     )

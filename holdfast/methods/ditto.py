@@ -47,7 +47,7 @@ class Ditto(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "the model",
         "what a client keeps": "a second model, pulled to the received one",
-        "personal model": "that",
+        "personal model": "that second model",
     }
     Client = DittoClient
     Server = Averaging

@@ -105,7 +105,7 @@ class FedAmp(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "down a mixture of all models by attention, up the own one",
         "what a client keeps": "its model",
-        "personal model": "that",
+        "personal model": "the model that it keeps",
     }
     Client = FedAmpClient
     Server = FedAmpServer

@@ -337,7 +337,7 @@ class FedAS(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "backbone, and up the trace of the Fisher information",
         "what a client keeps": "its model",
-        "personal model": "that",
+        "personal model": "the model that it keeps",
     }
     Client = FedASClient
     Server = FedASServer

@@ -92,7 +92,7 @@ class FedBabu(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "backbone under a head that is not trained",
         "what a client keeps": "after the last round: all of it, tuned",
-        "personal model": "that",
+        "personal model": "the tuned model",
     }
     Client = FedBabuClient
     Server = FedBabuServer

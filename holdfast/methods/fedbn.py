@@ -45,7 +45,7 @@ class FedBn(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "all but BatchNorm",
         "what a client keeps": "BatchNorm's parameters and statistics",
-        "personal model": "both together",
+        "personal model": "the received model with the own BatchNorm",
     }
     Client = FedBnClient
     Server = Averaging

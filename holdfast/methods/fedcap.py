@@ -322,7 +322,7 @@ class FedCap(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "down a mixture of the last cohort's models, up the update",
         "what a client keeps": "a second model, pulled to the received one",
-        "personal model": "that",
+        "personal model": "that second model",
     }
     Client = FedCapClient
     Server = FedCapServer

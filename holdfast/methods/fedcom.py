@@ -317,7 +317,7 @@ class FedCom(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "the model, then personal models of peers",
         "what a client keeps": "a second model, mixed with those of its peers",
-        "personal model": "that",
+        "personal model": "that second model",
     }
     Client = FedComClient
     Server = FedComServer

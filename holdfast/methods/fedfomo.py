@@ -220,7 +220,7 @@ class FedFomo(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "down the models that served the client best, up the own one",
         "what a client keeps": "its model",
-        "personal model": "that",
+        "personal model": "the model that it keeps",
     }
     Client = FedFomoClient
     Server = FedFomoServer

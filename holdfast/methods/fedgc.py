@@ -197,8 +197,8 @@ class FedGC(Method):
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "body and head, corrected by the server",
-        "what a client keeps": "head of the classes at hand",
-        "personal model": "both together",
+        "what a client keeps": "which classes it has",
+        "personal model": "the received model, for these classes only",
     }
     Client = FedGCClient
     Server = FedGCServer

@@ -207,8 +207,8 @@ class FedPAC(Method):
         "what travels": (
             "up model, class means and statistics; down body, a head mixed for the client, prototypes"
         ),
-        "what a client keeps": "head",
-        "personal model": "both together",
+        "what a client keeps": "its trained model, used until another is sent",
+        "personal model": "received body under the head mixed for the client",
     }
     Client = FedPACClient
     Server = FedPACServer

@@ -60,7 +60,7 @@ class FedRep(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "backbone",
         "what a client keeps": "head, trained first under a frozen backbone",
-        "personal model": "the same",
+        "personal model": "newest backbone under the own head",
     }
     Client = FedRepClient
     Server = Averaging

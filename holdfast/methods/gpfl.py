@@ -145,7 +145,7 @@ class GPFL(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "body, valve and class embeddings",
         "what a client keeps": "head and conditions",
-        "personal model": "both together",
+        "personal model": "the received part with the own head and conditions",
     }
     Client = GPFLClient
     Server = Averaging

@@ -63,7 +63,7 @@ class LocalTraining(Method):
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "the training loss only",
         "what a client keeps": "its model",
-        "personal model": "that",
+        "personal model": "the model that it keeps",
     }
     Client = LocalClient
     Server = Silent

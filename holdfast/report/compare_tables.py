@@ -11,7 +11,7 @@ from holdfast.core.version import __version__
 from holdfast.report.compare import Comparison, by_seed, mean_of, spread_of
 from holdfast.report.config_differences import in_short
 from holdfast.report.markup import fill
-from holdfast.report.paired_tests import Paired
+from holdfast.report.paired_tests import CONFIDENCE, Paired
 from holdfast.report.table import (
     WORDS,
     Entry,
@@ -90,8 +90,9 @@ def _about_figures(comparison: Comparison) -> str:
 def _about_seeds(comparison: Comparison) -> str:
     which = "all pairs" if comparison.all_pairs else f"the pairs with {comparison.reference.label}"
     return (
-        "The second less the first under the same seed: mean with its 95 % interval, p of the paired t-test"
-        f" and of Wilcoxon's signed-rank test, both two-sided, and after Holm's correction over {which}."
+        f"The second less the first under the same seed: mean with its {100 * CONFIDENCE:g} % interval, p of"
+        " the paired t-test and of Wilcoxon's signed-rank test, both two-sided, and after Holm's correction"
+        f" over {which}."
     )
 
 
@@ -144,7 +145,16 @@ def _over_seeds(comparison: Comparison) -> Table:
                 *map(_p, (test.t, adjusted.t[place], test.wilcoxon, adjusted.wilcoxon[place])),
             )
         )
-    titles = ("", "seeds", "difference", "95 % interval", "t-test", "Holm", "signed-rank", "Holm")
+    titles = (
+        "",
+        "seeds",
+        "difference",
+        f"{100 * CONFIDENCE:g} % interval",
+        "t-test",
+        "Holm",
+        "signed-rank",
+        "Holm",
+    )
     return Table(titles, tuple(rows))
 
 

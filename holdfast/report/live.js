@@ -25,7 +25,7 @@
   const keep = () => sessionStorage.setItem(KEY, JSON.stringify({
     held, y: window.scrollY, open: folds().map((fold, place) => fold.open ? place : -1).filter((place) => place >= 0),
   }));
-  const label = () => { hold.textContent = held ? "Go on" : "Hold still"; hold.setAttribute("aria-pressed", String(!held)); };
+  const label = () => { hold.textContent = held ? "Resume" : "Pause"; hold.setAttribute("aria-pressed", String(!held)); };
   const say = (state, note) => {
     const ago = state.age === null ? "" : `, last commit ${state.age < 120 ? state.age + " s" : Math.round(state.age / 60) + " min"} ago`;
     words.textContent = state.words.charAt(0).toUpperCase() + state.words.slice(1) + ago + (note ? ` (${note})` : "");

@@ -90,6 +90,6 @@ def need_f(wrapper: Wrapper, inner: Aggregator) -> None:
     """Refuse a missing f: a wrapper that leaves out f clients would be the plain mean without notice."""
     if inner.f is None:
         raise ConfigError(
-            f"aggregator.f: wrapper '{wrapper.name}' leaves out as many clients as are assumed malicious; set"
-            " f, for example to 0.3"
+            f"wrapper '{wrapper.name}' needs f, the share (or number) of clients that are assumed malicious;"
+            " set aggregator.f, for example 0.3"
         )

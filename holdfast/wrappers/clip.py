@@ -1,4 +1,4 @@
-"""Clipping before a rule: no client's update is longer than a bound."""
+"""Clipping before a rule: no client's update has a norm above a bound."""
 
 from __future__ import annotations
 

@@ -46,5 +46,5 @@ def test_its_condition_depends_on_how_the_bound_is_set() -> None:
     with pytest.raises(ConfigError, match="needs n > 2f, but a cohort has n = 5 clients with f = 3"):
         tiny(aggregator={"name": "norm-bound", "f": 3}).parts()
     assert tiny(aggregator={"name": "norm-bound", "mode": "keep-smallest", "f": 4}).parts()
-    with pytest.raises(ConfigError, match="aggregator.f: 'norm-bound' leaves out"):
+    with pytest.raises(ConfigError, match="'norm-bound' needs f, the share"):
         tiny(aggregator={"name": "norm-bound", "mode": "keep-smallest"}).parts()

@@ -203,9 +203,9 @@ def test_without_f_a_rule_that_leaves_out_f_would_quietly_be_the_mean(name: str)
     assert rule.idle() == same
     if same:
         with pytest.raises(
-            ConfigError, match=f"aggregator.f: '{name}' leaves out as many as are assumed malicious; set f"
+            ConfigError, match=f"'{name}' needs f, the share .* set aggregator.f, for example 0.2"
         ):
             tiny(aggregator=name, data={"clients": 9}).parts()
-        with pytest.raises(ConfigError, match=rf"aggregator.f: 'clip\({name}\)' leaves out"):
+        with pytest.raises(ConfigError, match=rf"'clip\({name}\)' needs f, the share"):
             tiny(aggregator={"name": name, "wrap": ["clip"]}, data={"clients": 9}).parts()
         assert tiny(aggregator={"name": name, "f": 0}, data={"clients": 9}).parts()

@@ -353,7 +353,7 @@ BAD_SETTINGS = {
     "lr is no number": (["train.lr=fast"], ["train.lr", "fast"]),
     "aggregator on local": (
         ["method.name=local", "aggregator.name=mean"],
-        ["'local' never reduces", "aggregator"],
+        ["'local' does not aggregate updates", "aggregator"],
     ),
     "unknown metric": (["evaluate.metrics=['f1']"], ["evaluate.metrics.0", "'macro_f1'", "'f1'"]),
     "unknown device": (["engine.device=tpu"], ["engine.device", "tpu"]),

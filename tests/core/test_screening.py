@@ -71,7 +71,7 @@ def test_the_cap_holds_for_updates_only() -> None:
         SCHEMA,
         norm_cap=2.0,
     )
-    assert up.refused == {1: "earlier", 4: "update is longer than 2"} and up.ids.tolist() == [6, 8]
+    assert up.refused == {1: "earlier", 4: "update has a norm above 2"} and up.ids.tolist() == [6, 8]
 
 
 def test_the_cap_holds_for_an_update_by_any_name() -> None:
@@ -86,7 +86,7 @@ def test_the_cap_holds_for_an_update_by_any_name() -> None:
         schema,
         norm_cap=2.0,
     )
-    assert up.refused == {4: "personal is longer than 2"} and up.ids.tolist() == [6]
+    assert up.refused == {4: "personal has a norm above 2"} and up.ids.tolist() == [6]
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ def test_a_client_that_is_not_evaluated_is_missing_there_too(tmp_path: Path) -> 
     [
         ("update", float("nan"), "update is not finite"),
         ("count", -1.0, "count is below 0"),
-        ("update", 1e9, "update is longer than 100"),
+        ("update", 1e9, "update has a norm above 100"),
         ("count", 10.5, "count is not a whole number"),
         ("loss", -1.0, "loss is below 0"),
         ("loss", float("inf"), "loss is not finite"),
@@ -423,7 +423,7 @@ def test_a_bad_reply_is_refused_with_its_reason(
 
 
 @pytest.mark.parametrize(
-    ("train", "refused"), [("", {"2": "update is longer than 1000"}), ("norm_cap = 1e12", {})]
+    ("train", "refused"), [("", {"2": "update has a norm above 1000"}), ("norm_cap = 1e12", {})]
 )
 def test_a_federation_has_a_cap_unless_it_is_set(train: str, refused: dict[str, str], tmp_path: Path) -> None:
     def stretch(reply: Message) -> Message:

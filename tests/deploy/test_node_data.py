@@ -259,7 +259,7 @@ def test_data_that_differs_from_its_declaration_is_one_line(
 def test_another_label_map_is_refused(tmp_path: Path) -> None:
     """The same numbers under other names would train without an error, and wrongly."""
     write_table(tmp_path / "a.parquet", {"x": [[1.0, 2.0]], "label": [0]}, names={"label": ["b", "a", "c"]})
-    with pytest.raises(DataError, match="the label map differs: 'label' names b, a, c, declared are a, b, c"):
+    with pytest.raises(DataError, match="order differ in column 'label': found b, a, c; declared a, b, c"):
         from_folder(tmp_path, declared(class_names=["a", "b", "c"]))
     assert from_folder(tmp_path, declared(class_names=["b", "a", "c"])).class_names == ("b", "a", "c")
 
@@ -306,7 +306,7 @@ def test_a_users_function(tmp_path: Path) -> None:
         ("empty", "there are no samples"),
         ("one", r"returned a ndarray, expected \(x, y\) or Samples"),
         ("floats", "y must be one whole number per sample"),
-        ("named", "the label map differs"),
+        ("named", "class names or their order differ"),
         ("fails", "failed: ValueError: the database is away"),
         ("missing", "has no function 'missing'"),
     ],

@@ -203,7 +203,7 @@ def test_objects_without_a_name_are_found_again() -> None:
         ({"evaluate": {"targets": [80]}}, ["evaluate.targets.0", "80"]),
         ({"method": {"name": "ditto", "lam": -1}}, ["method.lam"]),
         # parts that do not go together
-        ({"method": "local", "aggregator": "mean"}, ["never reduces"]),
+        ({"method": "local", "aggregator": "mean"}, ["does not aggregate updates"]),
         ({"method": "local", "evaluate": {"models": ["global"]}}, ["evaluate.models", "personal"]),
         ({"evaluate": {"test": "global"}}, ["data.pool"]),
         ({"evaluate": {"clients": "held-out"}}, ["data.held_out"]),

@@ -38,7 +38,7 @@ def one_line(error: pytest.ExceptionInfo[Any]) -> str:
         ({"data": {"name": "digit"}}, "did you mean 'digits'"),
         ({"data": {"clients": 100_000}}, "clients"),
         ({"data": {"partition": {"name": "pathological", "classes_per_client": 50}}}, "classes_per_client"),
-        ({"method": "local", "aggregator": "mean"}, "never reduces"),
+        ({"method": "local", "aggregator": "mean"}, "does not aggregate updates"),
         ({"train": {"availability": "nowhere.json"}}, "nowhere.json"),
         ({"data": {"name": "mnist", "dir": "/nowhere"}}, "/nowhere"),
         ({"engine": {"device": "quantum"}}, "not a device"),

@@ -244,7 +244,7 @@ def test_customised_models_fused_and_on_both_plans(
 
 
 def test_an_aggregator_on_a_method_that_never_reduces_is_a_mistake(simulate: Simulate) -> None:
-    with pytest.raises(ConfigError, match="never reduces updates"):
+    with pytest.raises(ConfigError, match="does not aggregate updates"):
         simulate(method=Custom(), aggregator="mean")
 
 

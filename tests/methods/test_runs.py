@@ -239,7 +239,9 @@ def test_the_rule_learns_which_clients_were_refused(simulate: Callable[..., Run]
     rule = Watching(seen=[])
     cap = float(lengths.sort().values[-2:].mean())
     simulate(aggregator=Clip(norm=1e9, unit="absolute")(rule), train={"norm_cap": cap, "rounds": 1})
-    assert rule.seen == [([i for i in range(5) if i != longest], {longest: f"update is longer than {cap:g}"})]
+    assert rule.seen == [
+        ([i for i in range(5) if i != longest], {longest: f"update has a norm above {cap:g}"})
+    ]
 
 
 def test_a_simulation_has_no_cap_unless_set(simulate: Callable[..., Run]) -> None:
@@ -255,6 +257,6 @@ def test_refused_by_everyone(simulate: Callable[..., Run]) -> None:
     assert torch.equal(run.vector(), run._experiment.initial) and run.final["refused"] == 10
     part = run.store.read_json("parts/000001.json")
     assert part is not None
-    assert part["refused"]["0"] == "update is longer than 1e-09" and any(
+    assert part["refused"]["0"] == "update has a norm above 1e-09" and any(
         "no update was used" in note for note in part["notes"]
     )

@@ -64,7 +64,7 @@ def test_a_memory_that_a_wrapper_would_mix_up_is_refused() -> None:
 @pytest.mark.parametrize("wrapper", [GradientSplitting(), NearestNeighbourMixing()])
 def test_wrappers_that_leave_out_f_clients_require_an_f(wrapper: Around) -> None:
     with pytest.raises(
-        ConfigError, match=f"aggregator.f: wrapper '{wrapper.name}' leaves out .*; set f, for example to 0.3"
+        ConfigError, match=f"wrapper '{wrapper.name}' needs f, .*; set aggregator.f, for example 0.3"
     ):
         wrapper(Mean())
     assert wrapper(Mean(f=0)).assumed(5) == 0

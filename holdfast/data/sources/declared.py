@@ -115,7 +115,7 @@ class Declared(Part):
             )
         if found.class_names and self.class_names and found.class_names != self.class_names:
             raise DataError(
-                f"{where}: the label map differs: {', '.join(found.class_names)}, declared are"
+                f"{where}: class names or their order differ: found {', '.join(found.class_names)}; declared"
                 f" {', '.join(self.class_names)}"
             )
         if not 0 <= int(found.y.min()) <= int(found.y.max()) < self.classes:
