@@ -1,4 +1,4 @@
-"""Moving tensors to a device without waiting for it, and how a device counts."""
+"""Moving tensors to a device without waiting for it, and how a device computes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device. From the host through pinned memory, so that nobody waits for the device to catch
-    up."""
+    """Move a tensor to a device; from the host through pinned memory, so that the host does not wait for the
+    device."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     if 0 in tensor.stride():  # an expanded tensor, one model for many clients say, travels once
@@ -31,16 +31,16 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Where a model and its loss run: matrix products in bfloat16 if so asked; parameters, updates and sums
-    keep their numbers."""
+    """The context in which a model and its loss run: matrix products in bfloat16 if asked for; parameters,
+    updates and sums keep their precision."""
     # without a cache of cast weights: in a captured step it would outlive the weights it was made from
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
 @contextmanager
 def deterministic_math(device: torch.device, precision: Precision) -> Iterator[None]:
-    """How a CUDA device multiplies (TF32 unless fp32 is asked for), and the same bits for the same work. A
-    CPU does both anyway."""
+    """Set how a CUDA device multiplies (TF32 unless fp32 is asked for), with the same bits for the same work.
+    A CPU needs no such setting."""
     if device.type != "cuda":
         yield
         return

@@ -18,7 +18,7 @@ _NOTE = "__holdfast_place__"
 
 
 class Place(NamedTuple):
-    """A line of somebody's code."""
+    """A line of code: its file and number."""
 
     file: str
     line: int
@@ -33,21 +33,21 @@ class Place(NamedTuple):
 
 
 def place_of(error: BaseException) -> Place | None:
-    """The innermost line that is not Holdfast's through which an error came; of an error that was raised from
-    another one, that one's."""
+    """The innermost line outside Holdfast that an error came through; for an error raised from another one,
+    the place of that one."""
     noted = getattr(error, _NOTE, None)
     if noted is not None:
         return Place(*noted)
     found, trace = None, error.__traceback__
     while trace is not None:
-        if _somebodys(trace.tb_frame):
+        if _outside_holdfast(trace.tb_frame):
             found = Place(trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
     return found if found is not None or error.__cause__ is None else place_of(error.__cause__)
 
 
 def note_place(error: BaseException, place: tuple[str, int, str] | None) -> None:
-    """For an error from another process, whose traceback did not travel."""
+    """Attach the place to an error from another process, whose traceback is not sent."""
     setattr(error, _NOTE, place)
 
 
@@ -57,7 +57,7 @@ def in_brackets(error: BaseException) -> str:
     return f" ({place.short})" if place is not None else ""
 
 
-def _somebodys(frame: FrameType) -> bool:
+def _outside_holdfast(frame: FrameType) -> bool:
     module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     if module.startswith(PLUGIN):
         return True

@@ -14,8 +14,8 @@ _SEQUENCE = re.compile(
 
 
 class HoldfastError(Exception):
-    """Something the user can mend; never shown as a traceback by the command line. Always one line that can
-    be printed: it may repeat what stands in a file, and that may be anything."""
+    """An error that the user can fix. The command line never shows it as a traceback. Its text is always one
+    printable line, although it may quote a file with any content."""
 
     def __init__(self, said: object = ""):
         words = " ".join(_shortened(word, _LONGEST // 8) for word in str(said).split(" "))
@@ -27,7 +27,7 @@ class ConfigError(HoldfastError):
 
 
 class UnknownPart(ConfigError):
-    """A name that no registered part has; a plug-in might."""
+    """A name that no registered part has; a plug-in may define it."""
 
 
 class NoSuchResult(ConfigError, AttributeError):
@@ -43,20 +43,20 @@ class RunError(HoldfastError):
 
 
 class SettingError(RunError):
-    """A client half that reads a setting in a way that would be wrong where several experiments are trained
+    """A client half reads a setting in a way that would be wrong when several experiments are trained
     together."""
 
 
 class InUse(RunError):
-    """A run directory that another process has."""
+    """A run directory that another process holds."""
 
 
 class StoreError(HoldfastError):
-    """The disk refuses: nothing of a run is at fault, and all that is played on this disk stops."""
+    """The disk refuses to write. No run is at fault, and all runs on this disk stop."""
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:
-    """'; did you mean x?' when one of the known names is near, else the list of what there is."""
+    """'; did you mean x?' when one of the known names is similar, else the list of known names."""
     names = sorted(known)
     near = get_close_matches(wrong, names, n=1, cutoff=0.5)
     if near:
@@ -65,11 +65,10 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Beginning and end of what is too long."""
+    """The beginning and the end of a text that is too long."""
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
 
 
 def in_print(said: str) -> str:
-    """A sender's words on one line, without anything that a terminal would obey: they end up in logs and
-    before the operator's eyes."""
+    """A sender's text on one line, without control sequences of a terminal: logs and operators see it."""
     return "".join(letter if letter.isprintable() else " " for letter in _SEQUENCE.sub("", said))

@@ -21,13 +21,12 @@ HOST = platform.node().partition(".")[0]
 
 
 def expand(path: str | Path, setting: str) -> Path:
-    """With ~ and ~somebody as the folders they stand for."""
+    """A path with ~ and ~user replaced by home directories."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         raise ConfigError(
-            f"{setting}: {path} begins with the home directory of somebody who has none here; write the"
-            " path out"
+            f"{setting}: {path} begins with the home directory of an unknown user; write the full path"
         ) from None
 
 
@@ -36,13 +35,13 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing: a temporary file, synced, then renamed."""
+    """Write a whole file or nothing: a temporary file is synced, then renamed."""
     replace_file(path, content, durably=True)
 
 
 def write_if_absent(path: Path, content: Mapping[str, Any]) -> None:
-    """The same, unless the file is there already: of several processes, also on several machines, one
-    wins."""
+    """Write a whole file unless it exists already. If several processes try, on one or more machines, one of
+    them succeeds."""
     temporary = write_beside(path, as_json(content), durably=True)
     with plain_disk_errors(path):
         try:
@@ -60,7 +59,8 @@ def write_if_absent(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def replace_file(path: Path, content: bytes, durably: bool = False) -> None:
-    """All of it or nothing, for whoever reads; for a machine that loses its power, only once it is synced."""
+    """Write a whole file or nothing, as readers see it. After a loss of power this holds only if it was
+    written `durably`."""
     temporary = write_beside(path, content, durably)
     with plain_disk_errors(path):
         try:
@@ -73,7 +73,7 @@ def replace_file(path: Path, content: bytes, durably: bool = False) -> None:
 
 
 def write_beside(path: Path, content: bytes, durably: bool = False) -> Path:
-    """Into a temporary file, whose name no other process uses, on no machine."""
+    """Write a temporary file beside `path`, under a name that no other process on any machine uses."""
     temporary = path.with_name(f".{path.name}.{HOST}.{os.getpid()}.writing")
     with plain_disk_errors(path):
         try:
@@ -89,7 +89,7 @@ def write_beside(path: Path, content: bytes, durably: bool = False) -> Path:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Temporary files of processes of this machine that were killed before they could rename them."""
+    """Remove temporary files of processes of this machine that were killed before they could rename them."""
     for file in folder.glob(f".*.{HOST}.*.writing"):
         pid = file.name.split(".")[-2]
         if pid.isdecimal() and not _lives(int(pid)):
@@ -118,8 +118,8 @@ def sync(path: Path) -> None:
 
 def sync_file_system(handle: int) -> bool:
     """Wait until all that the file system of an open file holds is on the disk: one flush instead of one for
-    each file. False where the system has no such call. From Linux 5.8 on, a write that failed since the file
-    was opened is an error here."""
+    each file. Returns False where the system has no such call. From Linux 5.8 on, a write that failed since
+    the file was opened is an error here."""
     if not hasattr(_LIBC, "syncfs"):
         return False
     if _LIBC.syncfs(handle) != 0:
@@ -128,7 +128,8 @@ def sync_file_system(handle: int) -> bool:
 
 
 def lock(path: Path, wait: bool = False) -> int | None:
-    """An exclusive flock, as a handle to close. None where somebody else has it, unless one waits for it."""
+    """Take an exclusive flock. Returns a handle to close, or None where another process holds the lock and
+    `wait` is false."""
     with plain_disk_errors(path):
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -149,8 +150,8 @@ def unlock(handle: int) -> None:
 
 
 def close_inherited_locks() -> None:
-    """In a child of the process that holds them: a lock is free only when all who inherited it have closed
-    it."""
+    """Close the locks that a child process inherited: a lock is free only when every process that has it
+    closed it."""
     while _LOCKS:
         os.close(_LOCKS.pop())
 
@@ -175,7 +176,7 @@ def clean(value: Any) -> Any:
 
 @contextmanager
 def plain_disk_errors(path: Path) -> Iterator[None]:
-    """The system's refusals in words."""
+    """Raise the system's errors as one plain line."""
     try:
         yield
     except OSError as error:

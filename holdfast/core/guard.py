@@ -10,8 +10,8 @@ _TRUTH = {"malicious", "attackers", "attack", "adversary", "benign", "truth", "g
 
 
 class Guarded:
-    """For what the server side is handed. Not an AttributeError, so that neither hasattr nor getattr with a
-    default gets past it."""
+    """Base class of what the server side receives. The error is not an AttributeError, so neither hasattr nor
+    getattr with a default can avoid it."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _TRUTH:

@@ -7,6 +7,8 @@ draws at once, and one client alone, in another process, on another machine, dra
 
 
 
+
+
 """
 
 from __future__ import annotations

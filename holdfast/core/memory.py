@@ -1,4 +1,4 @@
-"""What the C library does with memory that is freed."""
+"""The memory of this machine and of this process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _LIBC = ctypes.CDLL(None)
 
 
 def give_back_memory() -> None:
-    """glibc keeps what a stack has freed, in pieces that the next one's aligned tensors often do not fit:
-    without this, a cohort of many stacks grows as if nothing were ever freed."""
+    """Return freed memory to the system. glibc keeps what a stack has freed, in pieces that the aligned
+    tensors of the next stack often do not fit; without this call, memory grows with the number of stacks."""
     if hasattr(_LIBC, "malloc_trim"):
         _LIBC.malloc_trim(0)
 

@@ -1,4 +1,4 @@
-"""A bar on stderr for work on data that takes more than two seconds; a plain line where stderr is no
+"""A bar on stderr for work on data that takes more than two seconds; a plain line where stderr is not a
 terminal."""
 
 from __future__ import annotations

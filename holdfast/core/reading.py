@@ -25,7 +25,7 @@ _LARGEST = 10**_DIGITS
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """An object from a file; None when there is no such file."""
+    """Read a JSON object from a file; None when there is no such file."""
     try:
         content = parse_json(read_whole(path))
     except FileNotFoundError:
@@ -33,13 +33,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise RunError(f"{path} cannot be read: it holds no object")
+        raise RunError(f"{path} cannot be read: it does not hold a JSON object")
     return content
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a file. What is wrong with it is a ValueError in one line, or an OSError where there is
-    no such file."""
+    """Read a TOML file. A mistake in it is a ValueError of one line; a missing file is an OSError."""
     text = read_whole(path, _TOML, pipe=True).decode()  # UnicodeDecodeError is a ValueError
     try:
         return bounded(tomllib.loads(text))
@@ -51,13 +50,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_whole(path: Path, most: int = _JSON, pipe: bool = False) -> bytes:
-    """A file's content, and never more than so many bytes. A pipe or a device in its place would be waited
-    for or never end: only what somebody names by hand may be one."""
+    """Read a file, of at most `most` bytes. A pipe or a device could block or never end, so only a path that
+    the user names may be one (`pipe`)."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if pipe else os.O_NONBLOCK))
     with open(handle, "rb") as file:  # buffered: one bare read gives no more than 2 GB
         about = os.fstat(handle)
         if stat.S_ISDIR(about.st_mode) or not (pipe or stat.S_ISREG(about.st_mode)):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         if about.st_size > most:
             raise ValueError(f"it is longer than the {most:,} bytes that are read")
         if stat.S_ISREG(about.st_mode):
@@ -71,25 +70,24 @@ def read_whole(path: Path, most: int = _JSON, pipe: bool = False) -> bytes:
 
 
 def digest_of_file(path: Path) -> str:
-    """The SHA-256 of a file, of which a piece at a time is in memory."""
+    """The SHA-256 of a file, read piece by piece."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise RunError(f"{path} cannot be read: it is no file")
+            raise RunError(f"{path} cannot be read: it is not a file")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def last_lines(path: Path, lines: int) -> list[str]:
-    """The end of a log, which may have any length: not more of it is read than its last bytes."""
+    """The last lines of a log of any length; only its last bytes are read."""
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG))
         return file.read(_LOG).decode(errors="replace").splitlines()[-lines:]
 
 
 def parse_json(text: bytes | str) -> Any:
-    """As `as_json` writes it. All that would be an error only where it is used is one here, a ValueError:
-    what is nested deeper than functions can follow, numbers that are infinite, none at all, or too large for
-    a float."""
+    """Parse JSON as `as_json` writes it. Content that would fail only when it is used is a ValueError here:
+    deep nesting, numbers that are infinite, NaN or too large for a float."""
     try:
         return bounded(json.loads(text, parse_float=_float, parse_int=_int, parse_constant=_float))
     except RecursionError:
@@ -97,8 +95,8 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def bounded(content: Any) -> Any:
-    """The same, unless it is nested deeper than anything that is written here, since later functions follow
-    it level by level, or holds a whole number that no float comes near."""
+    """Return the content as it is, or raise a ValueError where it is nested deeper than any real file (later
+    functions recurse into it) or holds a whole number too large for a float."""
     layer = [content]
     for _ in range(_DEPTH):
         if any(type(value) is int and abs(value) >= _LARGEST for value in layer):
@@ -116,7 +114,7 @@ def bounded(content: Any) -> Any:
 
 def _float(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:40]} is no finite number")
+        raise ValueError(f"{text[:40]} is not a finite number")
     return number
 
 
@@ -127,7 +125,7 @@ def _int(text: str) -> int:
 
 
 def is_whole(value: Any, least: int = 0, most: int = 10**9) -> bool:
-    """A whole number in this range; a truth value is none."""
+    """Whether this is a whole number in this range; True and False are not."""
     return type(value) is int and least <= value <= most
 
 

@@ -1,4 +1,4 @@
-"""What a client sent is checked against the task's schema before any rule sees it."""
+"""Screening: what clients send is checked against the schema of the task before any rule sees it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from holdfast.core.types import Field, Schema, Uplink
 
 NOT_FINITE = "is not finite"
 FEDERATION_NORM_CAP = 1000.0
-"""What a federation refuses unless it is told otherwise. A sane round of training moves a network by a few
-units; this only keeps out what would end the run. Simulations have no cap, so that a magnitude attack is met
-by the rule under test."""
+"""The norm above which a federation refuses an update by default. A sane round of training moves a network by
+a few units; this only keeps out what would end the run. Simulations have no cap, so that the rule under test
+faces magnitude attacks."""
 
 
 def screen(up: Uplink, schema: Schema, norm_cap: float | None = None) -> Uplink:

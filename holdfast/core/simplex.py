@@ -1,4 +1,4 @@
-"""The weights of a mixture, none negative, all together 1, for which a quadratic form is least."""
+"""The weights of a mixture (non-negative, with sum 1) that minimise a quadratic form."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 FLOOR = 1e-6
-"""Smallest eigenvalue, as a share of the largest. What clients measure need not give a convex problem; with
-the floor it has one answer, which moves only a little when the numbers do."""
+"""Smallest eigenvalue, as a share of the largest. Measurements of clients need not give a convex problem;
+with the floor there is one answer, which changes little when the numbers change little."""
 
 
 def least(matrix: Tensor) -> Tensor | None:
     """a >= 0 with sum 1 that minimises a^T M a, in float64; eigenvalues below the floor are lifted to it
-    first. None where M is not finite, or its entries are too far apart for numbers to hold.
+    first. None where M is not finite, or its entries differ too much in size for floating point.
 
-    Everybody is measured in units of his own diagonal entry before anything is lifted: else one client with
-    absurd numbers would lift all others to one height, and their differences would be gone.
+    Every client is measured in units of its own diagonal entry before eigenvalues are lifted; else one client
+    with absurd numbers would lift all others to one value, and their differences would be lost.
 
     Without the sum, min u^T M u + (sum u - 1)^2 over u >= 0 has its answer on the same ray: for a given sum
     s, the best u is s times the answer. That is a least-squares problem in numbers that are not negative,
@@ -26,7 +26,7 @@ def least(matrix: Tensor) -> Tensor | None:
     if not bool(torch.isfinite(even).all()):
         return None
     n, lifted = len(m), _lifted(even)
-    if lifted is None:  # nobody is better than anybody else
+    if lifted is None:  # all clients are equally good
         return torch.full((n,), 1 / max(1, n), dtype=torch.float64)
     aim = unit / unit.max()  # the sum is that of unit * b
     q = lifted + torch.outer(aim, aim)
@@ -51,8 +51,8 @@ def _units(m: Tensor) -> Tensor:
 
 
 def _lifted(m: Tensor) -> Tensor | None:
-    """M with no eigenvalue below the floor; None where none is above 0. Most are fine as they are, which is
-    quickly seen."""
+    """M with no eigenvalue below the floor; None where no eigenvalue is above 0. Most matrices need no
+    change, which is cheap to see."""
     if not bool(m.any()):
         return None
     eye = torch.eye(len(m), dtype=m.dtype)
@@ -64,8 +64,8 @@ def _lifted(m: Tensor) -> Tensor | None:
 
 
 def _begun(q: Tensor, aim: Tensor) -> tuple[Tensor, Tensor]:
-    """A good set of entries to begin with: whoever would be negative leaves, all at once. There is always one
-    who is not."""
+    """A good set of entries to begin with: all entries that would be negative leave it at once. At least one
+    always stays."""
     used = torch.ones_like(aim, dtype=torch.bool)
     while True:
         best = _best(q, aim, used)

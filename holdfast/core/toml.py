@@ -1,4 +1,5 @@
-"""Plain tables as TOML: configs that can be copied from a page or a card and run."""
+"""Writing plain tables as TOML: configs that can be copied from a page and run. The standard library only
+reads TOML."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def perform(rule: ClientRule, local: Local, task: Task) -> tuple[State | None, M
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a client half gave: a setting among it is an ordinary tensor from here on."""
+    """What a client half returns, with settings as ordinary tensors."""
     return {name: plain(value) for name, value in tensors.items()}
 
 
@@ -98,8 +98,8 @@ def _state(rule: ClientRule, local: Local, task: Task) -> State:
 
 
 def _measure(rule: ClientRule, local: Local, state: State, task: Task) -> Mapping[str, Tensor]:
-    """Right answers, losses and what else was asked for, of each of the client's models. Trains at most a
-    copy; writes nothing."""
+    """Count right answers, losses and other metrics asked for, of each of the client's models. Trains at most
+    a copy; writes nothing."""
     measure, received = task.measure, task.received
     assert measure is not None and task.test is not None
     shared = received
@@ -142,8 +142,8 @@ def _tested(
     common: bool,
     metrics: Collection[str] = (),
 ) -> Score:
-    """How every client's model fares. Where all are tested on the same samples, a model that several were
-    sent is tested once."""
+    """Test every client's model. Where all are tested on the same samples, a model that several clients
+    received is tested once."""
     if not common or aux:
         return score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux, metrics)
     models, of = which.unique(return_inverse=True)

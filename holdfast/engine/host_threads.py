@@ -1,10 +1,9 @@
-"""Many experiments' work for the CPU, at once: what clients send is dealt out and written down, attackers
-change it, servers aggregate.
+"""Threads for the CPU work of many experiments: scattering replies, attacks, aggregation.
 
-While a GPU trains a whole table of experiments as one stack, the cores of its host are idle; afterwards they
-would go through the table cell by cell, one core at a time, and the GPU would wait. No cell's work depends on
-another's, so inside `hands` it is shared out over threads. Each of them counts with as many threads of
-PyTorch's as the caller, so the bits are the same with and without."""
+While a GPU trains many experiments as one stack, the cores of its host are idle; afterwards one core would
+handle the experiments one after the other, and the GPU would wait. No experiment depends on another, so
+inside `host_threads` they are handled by several threads. Each of these uses as many PyTorch threads as the
+caller, so the bits are the same with and without."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _pool: ThreadPoolExecutor | None = None
 
 @contextmanager
 def host_threads(count: int) -> Iterator[None]:
-    """Within this, `each` has so many threads; with one it is a plain loop."""
+    """Within this context, `each` uses `count` threads; with one it is a plain loop."""
     global _pool
     before = _pool
     if count <= 1:
@@ -45,8 +44,8 @@ def host_threads(count: int) -> Iterator[None]:
 
 
 def each(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """work(item) of all, in their order. All of them have ended, well or not, when this returns or raises the
-    first one's error."""
+    """work(item) for all items, in their order. All calls have ended, with or without an error, when this
+    returns or raises the first error."""
     if _pool is None or len(items) < 2:
         return [work(item) for item in items]
     grad = torch.is_grad_enabled()  # PyTorch remembers this for each thread
@@ -61,8 +60,8 @@ def each(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
 
 
 def joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The rows of all parts end to end, on a device: put together where the device takes them from, each part
-    by a hand. A single part is not copied: one model for a thousand clients stays one."""
+    """The rows of all parts end to end, on a device. They are copied into pinned memory first, by several
+    threads. A single part is not copied: one model for a thousand clients stays one."""
     if len(parts) == 1:
         return to_device(parts[0], device)
     ends = list(accumulate(len(part) for part in parts))

@@ -1,4 +1,4 @@
-"""Many experiments at once: their round generators run together, and what they ask for at the same point is
+"""Many experiments at once: their loops run in lockstep, and exchanges at the same point of a round are
 answered together."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.storage.store import PreparedRound, commit_all
 
 
 class Engine(Protocol):
-    """Whoever carries out exchanges: the simulator, or a fleet of real clients."""
+    """What answers exchanges: the simulator, or a Flower server with real clients."""
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
 
@@ -31,7 +31,7 @@ class Engine(Protocol):
 
 @dataclass
 class RunDriver:
-    """One experiment in the middle of its run: its cell, its generator, and what it waits for."""
+    """One experiment during its run: its context, its generator, and what it waits for."""
 
     run_context: RunContext
     steps: Generator[Exchange | PreparedRound, Any, Any]
@@ -40,8 +40,8 @@ class RunDriver:
     error: Exception | None = None
 
     def turn(self, up: Uplink | None) -> None:
-        """Go on to the next exchange, or to the end. An experiment that fails stops there and takes no other
-        with it; a disk that refuses is nobody's failure and stops them all."""
+        """Go on to the next exchange, or to the end. An experiment that fails stops there, and the others go
+        on; an error of the disk stops them all."""
         try:
             request = advance(self.steps, up)
         except StoreError:
@@ -56,7 +56,7 @@ class RunDriver:
         self.waiting, self.error = None, error
 
     def place(self) -> tuple[int, int, int]:
-        """Where in its run it stands; those furthest behind go first, so that cells stay together and can be
+        """How far its run is. Those furthest behind go first, so that experiments stay together and can be
         fused."""
         if isinstance(self.waiting, PreparedRound):
             return self.run_context.round, 2, 0
@@ -70,30 +70,30 @@ def drive(
     after: Callable[[RunDriver], None] = lambda driver: None,
     failed: Callable[[RunDriver], None] = lambda driver: None,
 ) -> None:
-    """Play all to the end, or to their error; `after` is called whenever a player has moved on. The engine is
-    closed behind them.
+    """Run all experiments to their end or their error; `after` is called whenever one has moved on. The
+    engine is closed at the end.
 
-    A round is committed when all that play it are ready: then a killed process leaves them where they can go
-    on together, and together means with the same bits. For the same reason `failed` is called only once the
-    others have committed the round in which one failed: if the process is killed before that, the round is
-    played again by all of them, with the one that fails."""
-    told: set[int] = set()
+    A round is committed when all experiments in it are ready: then, after a kill, they can go on together,
+    which means with the same bits. For the same reason `failed` is called only once the others have committed
+    the round in which one failed: if the process is killed before that, all of them run the round again, with
+    the one that fails."""
+    reported: set[int] = set()
 
-    def tell(round: float) -> None:
+    def report_failures(round: float) -> None:
         for driver in drivers:
-            if driver.error is not None and driver.run_context.round <= round and id(driver) not in told:
-                told.add(id(driver))
+            if driver.error is not None and driver.run_context.round <= round and id(driver) not in reported:
+                reported.add(id(driver))
                 failed(driver)
 
     with closing(engine):
-        _to_the_end(engine, drivers, after, tell)
+        _run_to_end(engine, drivers, after, report_failures)
 
 
-def _to_the_end(
+def _run_to_end(
     engine: Engine,
     drivers: list[RunDriver],
     after: Callable[[RunDriver], None],
-    tell: Callable[[float], None],
+    report_failures: Callable[[float], None],
 ) -> None:
     for driver in drivers:
         driver.turn(None)
@@ -103,7 +103,7 @@ def _to_the_end(
         now = [driver for driver in drivers if driver.waiting is not None and driver.place() == behind]
         if behind[1] == 2:
             commit_all([driver.waiting for driver in now if isinstance(driver.waiting, PreparedRound)])
-            tell(behind[0])
+            report_failures(behind[0])
             answers: list[Uplink | None] = [None] * len(now)
         else:
             answers = _exchange(engine, now)
@@ -113,13 +113,13 @@ def _to_the_end(
         )
         for driver in now:
             after(driver)
-    tell(math.inf)
+    report_failures(math.inf)
 
 
 def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
-    """All at once; if that fails, one by one, so that only the one that cannot go on is left behind. A worker
-    process that was lost may be nobody's failure, so then all are asked together once more: one by one, their
-    last bits could be others."""
+    """Answer all at once; if that fails, one by one, so that only the experiment that cannot go on stops.
+    After the loss of a worker process all are answered together once more, since one by one their last bits
+    could differ."""
     try:
         try:
             return _together(engine, now)
@@ -138,7 +138,7 @@ def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
 
 
 def _together(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
-    """All or nothing: after an error, the private rows are what they were."""
+    """Answer all, or leave the private rows as they were."""
     for driver in now:
         driver.run_context.rows.keep()
     try:
@@ -153,5 +153,5 @@ def _together(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
         )
     except Exception:
         for driver in now:
-            driver.run_context.rows.restore()  # what some of them had already done would be done twice
+            driver.run_context.rows.restore()  # else work that some had already done would be done twice
         raise

@@ -22,8 +22,8 @@ from holdfast.storage.client_state import RowStore
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured on a client: which of its models, on which data, what a client outside the cohort and
-    one in it uses, and which metrics beside accuracy and loss."""
+    """What is measured on a client: which of its models, on which data, which model clients inside and
+    outside the cohort use, and which metrics beside accuracy and loss."""
 
     models: tuple[str, ...]
     test: str = "per-client"
@@ -37,7 +37,7 @@ class Measure:
 
 @dataclass
 class RunContext:
-    """The fields change only between rounds: `round` counts from 1."""
+    """One experiment as an engine sees it. Its fields change only between rounds; `round` counts from 1."""
 
     label: str
     key: Key
@@ -57,7 +57,7 @@ class RunContext:
 
     @property
     def plan_key(self) -> str:
-        """What a plan is chosen for: time and memory of a step depend on these."""
+        """The key by which a plan is chosen: time and memory of a step depend on it."""
         return f"{self.network.signature} {self.network.dtype} batch {self.recipe.batch_size}"
 
     def wire(self) -> Wire:
@@ -70,7 +70,7 @@ class RunContext:
         return float(self.recipe.lr) * self.lr_decay ** (self.round - 1)
 
     def data(self, ids: Tensor) -> Padded:
-        """Training data by client id; the root pseudo-client has the server's."""
+        """Training data by client id; the root pseudo-client has the server's own data."""
         return take(self.adversary.train(self.federation, self.round), ids, self.federation.root)
 
     def validation(self, ids: Tensor) -> Padded:
@@ -89,10 +89,10 @@ class RunContext:
         )
 
     def fact(self, name: str, ids: Tensor) -> Tensor:
-        """What the partition says of these clients; -1 where it says nothing, and for the root
+        """A fact that the partition records of these clients; -1 where it records none, and for the root
         pseudo-client."""
-        said = self.federation.facts.get(name)
-        return torch.full_like(ids, -1) if said is None else torch.where(ids == ROOT, -1, said[ids])
+        facts = self.federation.facts.get(name)
+        return torch.full_like(ids, -1) if facts is None else torch.where(ids == ROOT, -1, facts[ids])
 
     def group(self, task: str) -> tuple[Any, ...]:
         """Exchanges with equal keys are trained as one computation; learning rate, epochs, seed and real
@@ -123,13 +123,13 @@ class Call:
 
 
 def take(table: ClientRows, ids: Tensor, root: ClientRows | None) -> Padded:
-    """A table's rows by client id, where the root pseudo-client may stand first."""
-    people = ids[ids != ROOT]
-    if len(people) == len(ids):
+    """A table's rows by client id, where the root pseudo-client may come first."""
+    clients = ids[ids != ROOT]
+    if len(clients) == len(ids):
         return table.take(ids)
     if root is None:
-        return join([_empty(), table.take(people)])
-    return join([root.take(torch.zeros(1, dtype=torch.int64)), table.take(people)])
+        return join([_empty(), table.take(clients)])
+    return join([root.take(torch.zeros(1, dtype=torch.int64)), table.take(clients)])
 
 
 def join(parts: list[Padded]) -> Padded:
@@ -146,5 +146,5 @@ def join(parts: list[Padded]) -> Padded:
 
 
 def _empty() -> Padded:
-    nobody = torch.zeros(1, 1, dtype=torch.int64)
-    return Padded(nobody, nobody, torch.zeros(1, dtype=torch.int64))
+    no_rows = torch.zeros(1, 1, dtype=torch.int64)
+    return Padded(no_rows, no_rows, torch.zeros(1, dtype=torch.int64))

@@ -1,5 +1,5 @@
-"""The workers of a simulator: what they are sent of a stack, what they send back, and whom they cannot work
-for."""
+"""Sending stacks of clients to worker processes: what is sent, what comes back, and when workers cannot be
+used."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from holdfast.engine.workers import Pool
 
 
 class KeepsState(Exception):
-    """A client half remembered something outside its state: a worker's memory is not the next worker's."""
+    """A client half kept something outside its state, which other workers do not see."""
 
 
 @dataclass
 class WorkerDispatch:
-    """A pool that knows some cells as they were when it was forked. Only `round` and the private rows of a
-    cell change in a run, so these are sent; a cell that the workers have never seen has them forked again."""
+    """Gives stacks to a pool of workers. The workers hold the experiments as they were when they were forked.
+    Only `round` and the private rows of an experiment change in a run, so these are sent; for a new
+    experiment the workers are forked again."""
 
     perform: Callable[[list[Call], Tensor, State], TaskResult]
     private_rows: Callable[[list[Call]], tuple[Tensor, State]]
@@ -33,8 +34,8 @@ class WorkerDispatch:
     unfit: bool = False
 
     def carry_out(self, stacks: list[list[Call]], workers: int) -> Generator[TaskResult, None, None]:
-        """The outcome of each stack, in order, or of the first few where workers turn out to be of no use:
-        the rest is the caller's."""
+        """The result of each stack, in order; only of the first few where workers turn out to be unusable:
+        the caller performs the rest."""
         if self.unfit:
             return
         pool = self._pool([part.run_context for stack in stacks for part in stack], workers)
@@ -73,7 +74,7 @@ class WorkerDispatch:
         ], *self.private_rows(stack)
 
     def _perform(self, message: Any) -> TaskResult:
-        """In a worker."""
+        """Perform one stack, in a worker."""
         parts, known, stored = message
         stack = []
         for place, round, exchange in parts:
@@ -93,7 +94,7 @@ class WorkerDispatch:
 
 
 def _memory(thing: Any) -> dict[str, tuple[Any, int]]:
-    """What an object holds, and something that changes when that is changed in place."""
+    """The attributes of an object, each with a mark that changes when it is changed in place."""
 
     def mark(value: Any) -> int:
         return value._version if isinstance(value, Tensor) else len(value) if isinstance(value, Sized) else 0
@@ -102,7 +103,7 @@ def _memory(thing: Any) -> dict[str, tuple[Any, int]]:
 
 
 def _changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]) -> list[str]:
-    """Names whose value is another. Where there was none, a cache has been filled, which every worker can do
+    """Names whose value has changed. Where the value was None, a cache was filled, which every worker can do
     for itself."""
 
     def same(name: str, value: Any, mark: int) -> bool:

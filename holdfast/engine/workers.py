@@ -1,6 +1,6 @@
-"""Worker processes: children forked from this one. They know everything it knew then, user's functions and
-samples included, and are sent only what is new; tensors go through a socket as they lie in memory. They hold
-no lock, write no file and end when their parent ends."""
+"""Worker processes: children forked from this one. They have a copy of everything it held at that time, user
+functions and samples included, and are sent only what is new; tensors go through a socket as they lie in
+memory. They hold no lock, write no file and end when their parent ends."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Work = Callable[[Any], Any]
 
 
 class WorkerLost(RunError):
-    """A worker process ended in the middle of its work: memory ran out, or somebody killed it. Not always the
-    work's own fault."""
+    """A worker process ended in the middle of its work: memory ran out, or it was killed. The work itself may
+    be fine."""
 
 
 _BUFFER = 1 << 22  # bytes that a socket should hold: fewer changes between the processes
@@ -56,8 +56,8 @@ class Pool:
         self._links: list[socket.socket] = []
         self._pids: list[int | None] = []
         self.close = weakref.finalize(self, _end, os.getpid(), self._pids, self._links)
-        """Ends them at once: they have nothing to save. Called at the latest when nobody holds the pool any
-        more."""
+        """Ends the workers at once: they have nothing to save. Called at the latest when the pool is no
+        longer referenced."""
         try:
             for _ in range(count):
                 self._fork(work)
@@ -71,13 +71,13 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Of those that are not known to have ended."""
+        """Process ids of the workers that are not known to have ended."""
         return [pid for pid in self._pids if pid is not None]
 
     def answers(self, jobs: Sequence[Callable[[], Any]]) -> Iterator[Any]:
-        """What the workers make of these messages, in their order. Whoever is free takes the next message,
-        which is made only then, and nobody runs far ahead, so that few messages and answers exist at a time.
-        Whatever goes wrong ends the pool: nobody may find an answer to a question of before."""
+        """The workers' answers to these messages, in their order. A free worker takes the next message, which
+        is made only then, and no worker runs far ahead, so that few messages and answers exist at a time. Any
+        error ends the pool, so that no later call can read an answer to an earlier message."""
         free, busy, found = list(range(self.size)), dict[int, int](), dict[int, Any]()
         given = 0
         try:
@@ -98,7 +98,7 @@ class Pool:
             raise
 
     def _ready(self, busy: Iterable[int]) -> list[int]:
-        """Those who have something to say; that they are dead counts."""
+        """The workers that have an answer, or have ended."""
         with selectors.DefaultSelector() as selector:
             for worker in busy:
                 selector.register(self._links[worker], selectors.EVENT_READ, worker)
@@ -109,7 +109,7 @@ class Pool:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # what waits here to be written would be written twice
+            with suppress(Exception):  # else buffered output would be written twice
                 stream.flush()
         parent = os.getpid()
         with warnings.catch_warnings():
@@ -169,7 +169,7 @@ def _end(owner: int, pids: list[int | None], links: list[socket.socket]) -> None
 
 
 def _serve(link: socket.socket, work: Work, parent: int) -> None:
-    """A worker's whole life."""
+    """Run a worker: answer messages until the parent ends."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group of processes; the parent ends the workers
@@ -190,7 +190,7 @@ def _serve(link: socket.socket, work: Work, parent: int) -> None:
         try:
             reply = work(message), None
         except BaseException as error:
-            reply = None, _told(error)
+            reply = None, _sendable(error)
         del message
         with suppress(Exception):  # a user's print
             sys.stdout.flush()
@@ -198,8 +198,8 @@ def _serve(link: socket.socket, work: Work, parent: int) -> None:
         del reply
 
 
-def _told(error: BaseException) -> tuple[bytes | None, str, str, str, tuple[str, int, str] | None]:
-    """An error as it can travel: itself where pickle manages, and in words."""
+def _sendable(error: BaseException) -> tuple[bytes | None, str, str, str, tuple[str, int, str] | None]:
+    """An error in a form that can be sent: itself where pickle can, and as text."""
     text, place = str(error), place_of(error)
     with suppress(Exception):
         packed = pickle.dumps(error)
@@ -247,8 +247,8 @@ def send(link: socket.socket, message: Any) -> None:
 
 
 def receive(link: socket.socket) -> Any:
-    """Pickle is for this process and the children it has forked, over a pair of sockets that nobody else can
-    open."""
+    """Receive a message. Pickle is safe here: only this process and the children it forked have the pair of
+    sockets."""
     (count,) = struct.unpack("<Q", _exactly(link, 8))
     sizes = struct.unpack(f"<{count}Q", _exactly(link, 8 * count))
     head, *contents = [_exactly(link, size) for size in sizes]

@@ -1,5 +1,5 @@
-"""How well a rule or a detector tells attackers from others: its weights, scores and bans against the truth,
-round by round."""
+"""How well a rule or a detector finds attackers: its weights, scores and bans compared with the real
+attackers, round by round."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SCORES = "verdict/scores/"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One round: the clients the server had a verdict on, which of them were malicious, and what it thought
-    of them."""
+class JudgedRound:
+    """One round: the clients that the server judged, which of them were malicious, and how suspicious it
+    found them."""
 
     round: int
     ids: Tensor
@@ -25,12 +25,12 @@ class Seen:
     suspicion: Mapping[str, Tensor]
     """By name, a number per client: more is more suspicious."""
     banned: Mapping[int, bool]
-    """Whom this round banned, and whether rightly."""
-    turned_away: Mapping[int, bool]
-    """Whom this round banned or rejected."""
+    """Clients that this round banned, and whether each is malicious."""
+    excluded: Mapping[int, bool]
+    """Clients that this round banned or rejected, and whether each is malicious."""
 
     @staticmethod
-    def of(part: Mapping[str, Any], arrays: Mapping[str, Tensor], malicious: Tensor) -> Seen:
+    def of(part: Mapping[str, Any], arrays: Mapping[str, Tensor], malicious: Tensor) -> JudgedRound:
         ids, bad = arrays["verdict/ids"], set(malicious.tolist())
         suspicion = {
             name.removeprefix(_SCORES): value for name, value in arrays.items() if name.startswith(_SCORES)
@@ -41,25 +41,29 @@ class Seen:
             {int(client): int(client) in bad for client in part.get(kind, {})}
             for kind in ("banned", "rejected")
         )
-        return Seen(part["round"], ids, torch.isin(ids, malicious), suspicion, banned, {**rejected, **banned})
+        return JudgedRound(
+            part["round"], ids, torch.isin(ids, malicious), suspicion, banned, {**rejected, **banned}
+        )
 
 
-def of_rounds(rounds: Sequence[Seen], decide: bool = False) -> Figures:
+def of_rounds(rounds: Sequence[JudgedRound], decide: bool = False) -> Figures:
     """Areas under the ROC curve, each the mean over the rounds that have both kinds of client; and how soon
     the attackers that were caught were caught. With `decide`, also the rates of bans over all decisions."""
     out: Figures = {"detection/auc/weights": None}
-    for name in dict.fromkeys(name for seen in rounds for name in seen.suspicion):
-        areas = [auc(seen.suspicion[name], seen.malicious) for seen in rounds if name in seen.suspicion]
+    for name in dict.fromkeys(name for judged in rounds for name in judged.suspicion):
+        areas = [
+            auc(judged.suspicion[name], judged.malicious) for judged in rounds if name in judged.suspicion
+        ]
         known = [area for area in areas if area is not None]
         out[f"detection/auc/{name}"] = sum(known) / len(known) if known else None
-    caught = [seen.round for seen in rounds for rightly in seen.banned.values() if rightly]
+    caught = [judged.round for judged in rounds for rightly in judged.banned.values() if rightly]
     out["detection/rounds"] = sum(caught) / len(caught) if caught else None
     return out | (decisions(rounds) if decide else {})
 
 
 def auc(suspicion: Tensor, malicious: Tensor) -> float | None:
-    """The chance that an attacker looks more suspicious than a benign client; ties count half. None where
-    there are not both; a client without a number (banned before the question came up) is left out."""
+    """The chance that an attacker looks more suspicious than a benign client; ties count half. None unless
+    there are clients of both kinds; a client without a number (banned earlier) is left out."""
     there = ~torch.isnan(suspicion)
     bad, good = suspicion[there & malicious].double(), suspicion[there & ~malicious].double().sort().values
     if not len(bad) or not len(good):
@@ -68,18 +72,18 @@ def auc(suspicion: Tensor, malicious: Tensor) -> float | None:
     return float((below + upto).double().mean()) / (2 * len(good))
 
 
-def decisions(rounds: Sequence[Seen]) -> Figures:
-    """Rates where the attackers change: in every round, every client that the server has a verdict on is
-    turned away or let pass."""
-    bad = sum(int(seen.malicious.sum()) for seen in rounds)
-    good = sum(len(seen.ids) for seen in rounds) - bad
-    told = [
-        seen.turned_away[client]
-        for seen in rounds
-        for client in seen.ids.tolist()
-        if client in seen.turned_away
+def decisions(rounds: Sequence[JudgedRound]) -> Figures:
+    """Rates where the attackers change: in every round, every client that the server judges is excluded or
+    accepted."""
+    bad = sum(int(judged.malicious.sum()) for judged in rounds)
+    good = sum(len(judged.ids) for judged in rounds) - bad
+    decided = [
+        judged.excluded[client]
+        for judged in rounds
+        for client in judged.ids.tolist()
+        if client in judged.excluded
     ]
-    caught, wronged = sum(told), len(told) - sum(told)
+    caught, wronged = sum(decided), len(decided) - sum(decided)
     return {
         "detection/dacc": (caught + good - wronged) / (bad + good) if bad else None,
         "detection/fpr": wronged / good if bad and good else None,

@@ -1,5 +1,5 @@
-"""How good a model is on a client's data: the client's samples through it, one by one, by model or stacked,
-into one tally. Whatever else is wanted of a model's answers goes the same way, `through` it."""
+"""Measuring models on clients' data: the samples pass through the models, client by client, model by model or
+stacked, and the answers are counted. Other uses of a model's answers go the same way, `through` it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from holdfast.data.federation import Padded, Samples
-from holdfast.evaluation.scores import Score, Tally
+from holdfast.evaluation.scores import AnswerCounts, Score
 from holdfast.local.gradients import Single
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
@@ -29,13 +29,13 @@ _ANSWERS_KEPT = {
 }  # numbers of 8 bytes, one per place and class, where a metric needs all of a client's
 
 
-class Sink(Protocol):
-    """What the answers to a client's samples are told to, portion by portion: see `Tally.add`."""
+class AnswerReceiver(Protocol):
+    """Receives the answers to clients' samples, portion by portion: see `AnswerCounts.add`."""
 
     def add(self, clients: int | slice | Tensor, places: slice | Tensor, answers: Tensor, /) -> None: ...
 
 
-S = TypeVar("S", bound=Sink)
+S = TypeVar("S", bound=AnswerReceiver)
 
 
 def score(
@@ -49,7 +49,7 @@ def score(
     aux: Mapping[str, Tensor] | None = None,
     metrics: Collection[str] = (),
 ) -> Score:
-    """How client i's data fares with model bank[which[i]]. `metrics` are those beside accuracy and loss."""
+    """Score model bank[which[i]] on client i's data. `metrics` are those beside accuracy and loss."""
     n, most = len(data.count), _ANSWERS_KEPT[data.rows.device.type]
     portions = list(_portions(data.count, samples.classes, most)) if "auc" in metrics else [slice(0, n)]
     tallies = through(
@@ -60,7 +60,7 @@ def score(
         samples,
         data,
         plan,
-        lambda own: Tally(own, samples.classes, metrics),
+        lambda own: AnswerCounts(own, samples.classes, metrics),
         aux,
         portions,
     )
@@ -79,9 +79,9 @@ def through(
     aux: Mapping[str, Tensor] | None = None,
     portions: Sequence[slice] | None = None,
 ) -> list[S]:
-    """Client i's data through model bank[which[i]], in evaluation mode, into what `begin` makes for each
-    portion of the clients. Clients that share a model go through it together, except on plan `loop`, where
-    every client is measured exactly as it would measure itself."""
+    """Pass client i's data through model bank[which[i]], in evaluation mode; what `begin` makes for each
+    portion of the clients receives the answers. Clients that share a model go through it together, except on
+    plan `loop`, where every client is measured exactly as it would measure itself."""
     training = network.module.training
     network.module.eval()
     try:
@@ -119,7 +119,7 @@ def _through(
     at_once = max(
         1, min(_SAMPLES_AT_ONCE[device], _VALUES_AT_ONCE[device] // max(1, math.prod(samples.sample_shape)))
     )
-    # on a CPU, clients who fill much of a pass by themselves gain nothing from being stacked
+    # on a CPU, clients that fill much of a pass by themselves gain nothing from being stacked
     large = device == "cpu" and n > 0 and float(data.count.double().mean()) * 8 > at_once
     few = not aux and bank.shape[0] * 4 <= n
     stacked = plan.stacked and not few and not large
@@ -143,7 +143,7 @@ def _through(
                 return [work(part, most) for part in portions]
             except (
                 torch.OutOfMemoryError
-            ):  # how much a network needs for a sample cannot be told from the sample
+            ):  # how much memory a network needs for a sample is not known from the sample
                 if most < 2:
                     raise
                 most //= 4
@@ -191,7 +191,7 @@ def _one_by_one(
     data: Padded,
     aux: Mapping[str, Tensor],
     at_once: int,
-    sink: Sink,
+    sink: AnswerReceiver,
 ) -> None:
     bind = _binder(network)
     for i, count in enumerate(data.count.tolist()):
@@ -210,7 +210,7 @@ def _by_model(
     samples: Samples,
     data: Padded,
     at_once: int,
-    sink: Sink,
+    sink: AnswerReceiver,
 ) -> None:
     """Few models for many clients: all samples of a model's clients in long batches."""
     bind, real = _binder(network), data.mask
@@ -243,7 +243,7 @@ def _stacked(
     aux: Mapping[str, Tensor],
     at_once: int,
     most: int,
-    sink: Sink,
+    sink: AnswerReceiver,
 ) -> None:
     """Every client under its own model, several clients in one pass."""
     wrapped = _Predictor(network.module, predict)

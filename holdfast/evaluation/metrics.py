@@ -1,5 +1,5 @@
-"""From counts per client to the figures of a result. Accuracy is in [0, 1], over benign clients, and every
-name says what it is of."""
+"""From counts per client to the figures of a result. Accuracies are in [0, 1], over benign clients, and the
+name says of which model and data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.screening import NOT_FINITE
 
 Figures = dict[str, float | None]
 Answers = tuple[list[int], dict[int, str]]
-"""One exchange: whose replies were accepted, and why others were refused."""
+"""One exchange: the clients whose replies were accepted, and why others were refused."""
 SECONDS = ("client", "server", "server/aggregate", "server/calibrate", "server/detect", "evaluate")
 _OF_MODELS = (
     "global",
@@ -103,8 +103,8 @@ def _largest(figures: Figures, models: Sequence[str]) -> float | None:
 
 
 def of_late(fields: Mapping[str, Tensor], late: Tensor, models: Sequence[str], deployed: str) -> Figures:
-    """Accuracy of clients that never trained, with what they would be given now; nothing where there are
-    none."""
+    """Accuracy of clients that never trained, with the models they would receive now; empty where there are
+    no such clients."""
     if not bool(late.any()):
         return {}
     found = {f"accuracy/late/{model}": _of_model(fields, "test", model, late)["mean"] for model in models}
@@ -125,7 +125,7 @@ def _of_model(fields: Mapping[str, Tensor], split: str, model: str, benign: Tens
 
 
 def _of_metric(values: Tensor) -> Figures:
-    """Over the clients for which it is defined, and how many those are."""
+    """The mean over the clients for which a metric is defined, and how many those are."""
     values = values[values >= 0]
     return (_over_clients(values) if len(values) else {"mean": None, "std": None, "worst10": None}) | {
         "clients": len(values)
@@ -192,7 +192,7 @@ def of_run(
     banned: Mapping[int, Any],
     asked: Sequence[str] = (),
 ) -> Figures:
-    """The final figures: the last evaluation, and what can only be said of all rounds."""
+    """The final figures: the last evaluation, and figures over all rounds."""
     evaluated = [p for p in parts if p["metrics"].get("accuracy") is not None]
     # also where the deployed model is not among evaluate.models, and there is no headline
     measured = [
@@ -256,7 +256,8 @@ def first_diverged(parts: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def detection(malicious: Tensor, clients: int, banned: Mapping[int, Any]) -> Figures:
-    """Bans against the truth over all clients; undefined without attackers (FedCAP Table III)."""
+    """Bans compared with the real attackers, over all clients; undefined without attackers (FedCAP Table
+    III)."""
     bad, out = set(malicious.tolist()), set(banned)
     if not bad:
         return {"detection/dacc": None, "detection/fpr": None, "detection/fnr": None}

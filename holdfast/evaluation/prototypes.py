@@ -1,4 +1,4 @@
-"""What a client's samples of a class look like to a model: the mean of their features, class by class."""
+"""Prototypes: the mean features of a client's samples, class by class."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def prototypes(
     head: str | None,
     classes: int | None = None,
 ) -> Prototypes:
-    """Client i's samples through its model[i], in evaluation mode, a portion at a time: features are added up
-    as they come and never kept. Without a head, the features are the model's answers. `classes`: as many as
-    the model tells apart, if not those of the data."""
+    """Pass client i's samples through model[i], in evaluation mode, a portion at a time; features are summed
+    and not kept. Without a head, the features are the model's answers. `classes`: as many as the model tells
+    apart, if not those of the data."""
     predict: Predict = lambda net, x, aux: features(net, x, head)  # noqa: E731
     width = width_of(network, model, samples, head)
     begin = partial(_Sums, classes=classes or samples.classes, width=width, dtype=network.dtype)
@@ -74,8 +74,8 @@ def averaged(
 
 
 def width_of(network: Network, model: Tensor, samples: Samples, head: str | None) -> int:
-    """How many features there are: one sample through the first model tells, also where no client has any
-    sample."""
+    """The number of features, found by passing one sample through the first model, also where no client has
+    any sample."""
     if not len(model):
         return 0
     module, tensors = network.module, network.layout.tensors(model[0])

@@ -1,8 +1,6 @@
-"""What is counted of the clients' answers, whichever way they were found: right ones and losses always; where
-it is asked for also macro-F1, balanced accuracy and AUC, of each client's own samples.
-
-An answer that is not finite is wrong for all of them: it names no class, and it is ranked as badly as can
-be."""
+"""Counting answers of models: always right answers and losses; where asked for also macro-F1, balanced
+accuracy and AUC, on each client's own samples. An answer that is not finite is wrong for all of them: it
+names no class, and it gets the worst rank."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class Score:
 
     @staticmethod
     def joined(parts: Sequence[Score]) -> Score:
-        """Of several groups of clients as one."""
+        """The scores of several groups of clients as one."""
         if len(parts) == 1:
             return parts[0]
         correct, loss, total = (
@@ -64,8 +62,9 @@ def judge(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return right, losses
 
 
-class Tally:
-    """Told the answers portion by portion, in any order. Nothing in it waits for a GPU before the end."""
+class AnswerCounts:
+    """Counts answers that come portion by portion, in any order. It does not wait for a GPU before the
+    end."""
 
     def __init__(self, data: Padded, classes: int, metrics: Collection[str] = ()):
         n, where = len(data.count), data.rows.device
@@ -110,15 +109,15 @@ class Tally:
 
 
 class _Classes:
-    """How often each client has each class, is told it, and is told it rightly: what recall and F1 need of a
-    confusion matrix."""
+    """How often each class is a label, an answer, and a right answer, for each client: what recall and F1
+    need of a confusion matrix."""
 
     def __init__(self, data: Padded, real: Tensor):
         self.data, self.real = data, real
         self.owner = torch.arange(len(data.count), device=real.device)[:, None].expand_as(real)
         self.counts = torch.zeros(
             3, len(data.count), 1, dtype=torch.int64, device=real.device
-        )  # has, told, right
+        )  # labelled, answered, right
 
     def add(self, clients: int | slice | Tensor, places: slice | Tensor, logits: Tensor) -> None:
         outputs = logits.shape[-1]

@@ -88,8 +88,8 @@ def measured_metrics(config: Config) -> tuple[str, ...]:
 
 
 def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | None = None) -> Network:
-    """The method's network around the chosen model. Where its start comes from is not in its signature: it is
-    one network all the same."""
+    """The method's network around the chosen model. Where its start weights come from is not part of its
+    signature."""
     rule, model = parts.method.client_half(), parts.model
     built_by = name_of(type(rule).network)
     if type(rule).network is not ClientRule.network:  # which may read settings
@@ -112,7 +112,7 @@ def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | 
     def fresh() -> nn.Module:
         nonlocal checked
         module = with_head(make(), head)
-        if not checked:  # once, on the first one that is made: a factory is not called more often for it
+        if not checked:  # only the first module is checked, so that a factory is not called more often
             name = words(model.source if isinstance(model, Model) else model)
             check_fits(module, name, samples.blank(kind).cpu(), samples.classes, samples.name)
             checked = True

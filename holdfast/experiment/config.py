@@ -1,4 +1,4 @@
-"""The typed config: the same fields in TOML, in Python and behind --set. Everything wrong is said here,
+"""The typed config: the same fields in TOML, in Python and behind --set. Every mistake is an error here,
 before anything runs."""
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class TrainSettings(Section):
     batch_size: int = setting(10, "samples per step", ge=1, le=10**9)
     lr: float = setting(0.01, "learning rate of the clients", gt=0)
     lr_decay: float = setting(1.0, "the learning rate is multiplied by this after every round", gt=0, le=1)
-    momentum: float = setting(0.0, "of the clients' SGD", ge=0, lt=1)
-    weight_decay: float = setting(0.0, "of the clients' SGD", ge=0)
+    momentum: float = setting(0.0, "momentum of the clients' SGD", ge=0, lt=1)
+    weight_decay: float = setting(0.0, "weight decay of the clients' SGD", ge=0)
     participation: float = setting(
         1.0, "share of all clients that is drawn in each round, from those that are available", gt=0, le=1
     )
@@ -64,7 +64,7 @@ class TrainSettings(Section):
         gt=0,
     )
     dtype: Literal["float32", "float64"] = setting(
-        "float32", "numbers of the model; float64 for exact comparisons"
+        "float32", "floating-point type of the model; float64 for exact comparisons"
     )
 
 
@@ -91,7 +91,7 @@ class EvaluateSettings(Section):
     test: Literal["per-client", "global"] = setting(
         "per-client", "each client's own test samples, or the dataset's test split"
     )
-    metrics: tuple[Metric, ...] = setting((), "what is measured beside accuracy and loss")
+    metrics: tuple[Metric, ...] = setting((), "metrics to measure beside accuracy and loss")
     targets: tuple[Annotated[float, Field(ge=0, le=1)], ...] = setting(
         (0.8,), "accuracies for rounds_to/..., in [0, 1]"
     )
@@ -104,11 +104,11 @@ class EngineSettings(Section):
         "auto", "loop", "vmap", "captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"
     ] = setting(
         "auto",
-        "clients one by one or stacked; on cuda also captured or compiled; auto: whichever a short trial"
+        "clients one by one or stacked; on cuda also captured or compiled; auto: the one that a short trial"
         " finds faster",
     )
     precision: Literal["fp32", "tf32", "bf16"] = setting(
-        "tf32", "of matrix products of float32 models; tf32 means fp32 on a CPU"
+        "tf32", "precision of matrix products of float32 models; tf32 means fp32 on a CPU"
     )
     device: str = setting("cpu", "cpu, cuda or cuda:1")
     memory: str = setting(
@@ -137,7 +137,7 @@ class EngineSettings(Section):
 class Config(Section):
     """A whole experiment."""
 
-    seed: int = setting(0, "of everything random: data, model, cohorts, batches")
+    seed: int = setting(0, "random seed of data, model, cohorts and batches")
     data: DataSettings = DataSettings()
     model: Chosen = setting("mlp", "`holdfast list models`, or holdfast.Model around a module")
     method: Chosen = setting("fedcap", "`holdfast list methods`")
@@ -148,13 +148,13 @@ class Config(Section):
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
     _numbers: Numbers = PrivateAttr(default_factory=dict)
-    """Of objects that a sweep has several of under one name."""
+    """Numbers of the objects that share a name with others of the sweep."""
 
     @field_validator("attack", mode="before")
     @classmethod
-    def _nobody(cls, attack: Any) -> Any:
-        """TOML has no word for nothing, and a sweep over attacks wants a cell without one: the name
-        "none"."""
+    def _no_attack(cls, attack: Any) -> Any:
+        """Accept the name "none" for no attack: TOML has no null, and a sweep over attacks needs a cell
+        without one."""
         return None if (attack.get("name") if isinstance(attack, Mapping) else attack) == "none" else attack
 
     @field_validator("detectors", mode="before")
@@ -173,8 +173,8 @@ class Config(Section):
         return Parts.of(self)
 
     def plain(self) -> dict[str, Any]:
-        """The config as it stands in a manifest; objects are named, and a run with unnamed objects cannot be
-        resumed by name alone."""
+        """The config as a manifest holds it. Objects are named; a run with unnamed objects cannot be resumed
+        by name alone."""
         return plain(self, self._numbers)
 
     def numbered(self, numbers: Numbers) -> Config:
@@ -197,8 +197,7 @@ def with_current_parts(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def completed(began: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain config as this version would write it: settings that are younger than it have their
-    defaults."""
+    """A plain config as this version would write it: settings that are newer than it have their defaults."""
     usual = Config().plain()
     return {
         **with_current_parts(began),
@@ -278,8 +277,7 @@ class Parts(Section):
 
 
 def check_cohort(aggregator: Aggregator, n: int) -> None:
-    """A rule that a full cohort of n is too small for would fall back in every round: that is not what was
-    asked for."""
+    """Refuse a rule for which a full cohort of n is too small: it would fall back in every round."""
     if not aggregator.enough(n):
         f = aggregator.assumed(n)
         raise ConfigError(
@@ -313,7 +311,7 @@ def make_config(table: Mapping[str, Any]) -> Config:
 
 
 def parse_memory(text: str) -> int:
-    """'2GB', '500 MB', '1.5GiB' in bytes."""
+    """Convert '2GB', '500 MB' or '1.5GiB' to bytes."""
     units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "b": 1}
     cleaned = text.strip().lower().replace(" ", "")
     for unit in sorted(units, key=len, reverse=True):

@@ -18,8 +18,8 @@ from holdfast.experiment.config import Config
 _DEEPEST = 16  # sections within each other that a key may name
 PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
 _COMMON = {"attack": set(Attack.model_fields), "aggregator": {*Aggregator.model_fields, "wrap"}}
-"""What every part of a kind can be told: a sweep over attacks is about the same attackers, one over rules
-about the same assumptions."""
+"""Settings that every part of a kind has: a sweep over attacks keeps the same attackers, one over rules the
+same assumptions."""
 
 
 def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[st
 
 
 def parse_changes(changes: Sequence[str]) -> list[tuple[str, Any]]:
-    """What --set says, key by key."""
+    """The keys and values of --set."""
     wanted = []
     for change in changes:
         key, separator, text = change.partition("=")
@@ -56,7 +56,7 @@ def rank(path: str) -> tuple[int, bool]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value where it is one, else the text itself, so that quotes are not needed."""
+    """A TOML value where the text is one, else the text itself, so that quotes are not needed."""
     try:
         table = bounded(tomllib.loads(f"value = {text}"))
         return table["value"] if len(table) == 1 else text
@@ -68,7 +68,7 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted key; a part given by its name alone becomes a table when one of its settings is set."""
     *folders, last = path.split(".")
     if len(folders) > _DEEPEST:
-        raise ConfigError(f"--set {path[:60]}...: no setting lies so deep")
+        raise ConfigError(f"--set {path[:60]}...: no setting is nested so deeply")
     for folder in folders:
         inner = table.get(folder)
         if isinstance(inner, str) and folder in PART_SECTIONS:
@@ -87,7 +87,7 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _rename(table: dict[str, Any], section: str, name: Any) -> None:
-    """Another part: settings of the old one mean nothing to it, except those that every part of the kind
+    """Drop the settings of the old part when another one is named, except those that every part of the kind
     has."""
     if section in PART_SECTIONS and table.get("name", name) != name:
         kept = {key: table[key] for key in table if key in _COMMON.get(section, ())}
@@ -96,8 +96,8 @@ def _rename(table: dict[str, Any], section: str, name: Any) -> None:
 
 
 def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with sections laid over it, key by key, as --set would do it: what they do not name stays. An
-    object stands for the whole part."""
+    """A config with sections laid over it, key by key, as --set would do it: other keys stay as they are. An
+    object replaces the whole part."""
     out = dict(table)
     for key, given in sections.items():
         there = out.get(key)
@@ -113,8 +113,8 @@ def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, An
                 and there is not None
             ):
                 raise ConfigError(
-                    f"{key}: the config has a Python object there, which has no single settings to change;"
-                    " give it anew"
+                    f"{key}: the config has a Python object there, whose settings cannot be changed one by"
+                    " one; give the whole part again"
                 )
             out[key] = given
             continue
@@ -122,7 +122,7 @@ def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, An
         if isinstance(name := given.get("name"), str):  # in a sweep it is a list
             _rename(inner, key, name)
             if key == "data" and inner.get("name", name) != name:
-                inner.pop("options", None)  # they are the old dataset's
+                inner.pop("options", None)  # they belong to the old dataset
         out[key] = merge(inner, given)
     return out
 

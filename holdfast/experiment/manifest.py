@@ -26,7 +26,7 @@ from holdfast.experiment.loop import Experiment
 from holdfast.experiment.object_names import agree, is_word, unnamed
 from holdfast.local.plan import Plan
 
-_MANY = 4096  # threads or processes: more are a mistake of whoever wrote the number
+_MANY = 4096  # threads or processes: a larger number is a mistake
 
 
 def run_folders(out: Path) -> list[Path]:
@@ -64,7 +64,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _broken(manifest: Mapping[str, Any]) -> list[str]:
-    """Which values of a manifest are not what is written there, where all are of the right type."""
+    """Names of the values of a manifest that are damaged, where all have the right type."""
     config, malicious = manifest["config"], manifest.get("malicious")
     sections = [config.get(name) for name in ("data", "train", "evaluate", "engine")]
     sound = all(isinstance(section, dict) for section in sections) and is_whole(
@@ -103,13 +103,13 @@ def is_device(value: Any) -> bool:
 
 
 def are_terms(threads: Any, device: Any, torch: Any) -> bool:
-    """What the bits of experiments that are played together depend on besides their plans."""
+    """What the bits of experiments that run together depend on, besides their plans."""
     return is_whole(threads, least=1, most=_MANY) and is_device(device) and isinstance(torch, str)
 
 
 def is_plan(table: Any) -> bool:
-    """Whether a table from a file is a plan that can be followed: so many rows and processes are asked of the
-    machine."""
+    """Whether a table from a file is a plan that this machine can follow: its numbers of rows and processes
+    are bounded."""
     if not isinstance(table, Mapping) or table.keys() - Plan.__dataclass_fields__.keys():
         return False
     try:
@@ -127,7 +127,9 @@ def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = 
     if given is not None:
         began, plain = completed(manifest["config"]), given.plain()
         if is_word(began["model"]) and is_word(plain["model"]):
-            began["model"] = plain["model"]  # whatever makes it: check_same compares the weights
+            began["model"] = plain[
+                "model"
+            ]  # the model may be made in another way: check_same compares the weights
         if not agree(began, plain):
             raise ConfigError(f"{folder} began with another config than the one given")
         return given
@@ -141,20 +143,20 @@ def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = 
 
 
 def warn_of_objects(folder: Path, config: Config) -> None:
-    """A name and settings are compared, code is not: who goes on with other code under the same name would
-    mix two experiments."""
+    """Warn that names and settings of Python objects are compared, but not their code: other code under the
+    same name would mix two experiments."""
     if objects := unnamed(config.plain()):
         warnings.warn(
-            f"{folder} goes on with Python objects ({', '.join(objects)}); their names and settings are those"
-            " it began with, their code cannot be compared: see that it is the same",
+            f"{folder} goes on with Python objects ({', '.join(objects)}); their names and settings are"
+            " unchanged, but their code cannot be compared: make sure that it is the same",
             UserWarning,
             stacklevel=2,
         )
 
 
 def with_parts(read: Callable[[], Config], folder: Path, plugins: Sequence[str]) -> Config:
-    """A config whose parts are all known. What a run directory names is not run unasked: the files may not be
-    the reader's own."""
+    """A config whose parts are all known. Plug-ins that a run directory names are not loaded unless the user
+    asks for it: another user may have written the files."""
     try:
         config = read()
         config.parts()
@@ -177,8 +179,8 @@ def manifest_of(
     plugins: Sequence[str],
     sweep: bool = False,
 ) -> dict[str, Any]:
-    """`group` names the cells that it is played with, itself among them; a run on its own has a group of one
-    and is no part of a sweep."""
+    """The manifest of a run. `group` names the cells that run together with it, itself included; a run on its
+    own has a group of one and is not part of a sweep."""
     return {
         "holdfast": __version__,
         "torch": torch.__version__,
@@ -214,7 +216,7 @@ def manifest_of(
 
 
 def digest_of(initial: torch.Tensor) -> str:
-    """Names the start weights, which a user's own module brings along."""
+    """A digest of the start weights, which may come with a user's own module."""
     return hashlib.sha256(initial.cpu().numpy().tobytes()).hexdigest()
 
 

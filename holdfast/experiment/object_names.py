@@ -1,6 +1,5 @@
-"""What a Python object in a config is called: by its name and its settings, never by where it lies in memory,
-so that every process gives it the same name. Objects that nothing of that tells apart are numbered within
-their sweep."""
+"""Names of Python objects in a config: made from name and settings, never from the address in memory, so that
+every process gives an object the same name. Objects with equal names are numbered within their sweep."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from holdfast.models.network import Model
 from holdfast.wrappers.base import Wrapped
 
 Numbers = Mapping[int, int]
-"""By id, the number of each object that shares its words with another one of the sweep."""
+"""By id, the number of each object that shares its name with another one of the sweep."""
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
-_LONGEST = 60  # characters of what an object says of itself
+_LONGEST = 60  # longest repr of an object that is used
 
 
 def words(value: Any) -> str:
@@ -113,7 +112,7 @@ def agree(was: Any, wanted: Any) -> bool:
 
 
 def is_word(value: Any) -> bool:
-    """Whether a plain config has it for a Python object."""
+    """Whether a value of a plain config stands for a Python object."""
     return isinstance(value, str) and value.startswith("<") and value.endswith(">")
 
 
@@ -167,7 +166,7 @@ def _title(value: Any) -> str:
 
 
 def _own_words(value: Any) -> str | None:
-    """What an object says of itself, where that is short and says nothing about memory."""
+    """The repr of an object, where it is short and holds no address."""
     if isinstance(value, (Part, nn.Module)) or hasattr(value, "__qualname__"):
         return None
     said = str(value)
@@ -175,8 +174,8 @@ def _own_words(value: Any) -> str | None:
 
 
 def _settings(value: Any) -> str:
-    """(lam=0.5): what makes one object of its kind another, as far as it can be read; nothing where there is
-    nothing."""
+    """(lam=0.5): what tells an object from others of its kind, as far as it can be read; empty where there is
+    nothing to tell."""
     found: Mapping[str, Any]
     if isinstance(value, Part):
         usual = {
@@ -203,8 +202,7 @@ def _settings(value: Any) -> str:
 
 
 def _bound(function: FunctionType) -> dict[str, Any]:
-    """What a function inside another one has taken from there: by its closure, or as defaults of its
-    arguments."""
+    """What an inner function takes from the outer one: by its closure, or as defaults of its arguments."""
     if "<" not in function.__qualname__:
         return {}
     code, defaults = function.__code__, function.__defaults__ or ()

@@ -1,5 +1,5 @@
-"""Who is there: which clients are registered, banned or away, and who is drawn for a round. Knows no more
-than a real server would."""
+"""Participation: which clients are registered, banned or available, and which are drawn for a round. It uses
+only what a real server knows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ class Participation:
     availability: float | Intervals = 1.0
     banned: dict[int, str] = field(default_factory=dict)
     draws_banned: bool = False
-    """Whether a ban keeps nobody from being drawn: some released code goes on like that, and ignores their
-    replies."""
+    """Whether banned clients are still drawn: some released code does so, and ignores their replies."""
     pardoned: set[int] = field(default_factory=set)
-    """Whom the operator of a federation has let in again: their bans are not restored."""
+    """Clients that the operator of a federation has admitted again: their bans are not restored."""
 
     def available(self, round: int) -> Tensor:
-        """Registered, not banned, and there in this round; sorted."""
+        """The clients that are registered, not banned, and available in this round; sorted."""
         ids = self.clients
         if self.banned and not self.draws_banned:
             ids = ids[~torch.isin(ids, torch.tensor(list(self.banned), dtype=torch.int64))]
@@ -65,7 +64,7 @@ class Participation:
         )
 
     def cohort_size(self) -> int:
-        """How many are drawn when all are there."""
+        """How many clients are drawn when all are available."""
         return cohort_size(self.participation, len(self.clients))
 
     def ban(self, clients: dict[int, str]) -> None:
@@ -79,7 +78,7 @@ class Participation:
             self.banned.pop(client, None)
 
     def state(self) -> State:
-        """For a commit: ids, and the reasons as bytes of JSON."""
+        """The bans for a commit: ids, and the reasons as bytes of JSON."""
         ids = sorted(self.banned)
         reasons = json.dumps([self.banned[c] for c in ids]).encode()
         return {
@@ -104,8 +103,8 @@ def round_half_up(x: float) -> int:
 def read_availability(
     given: float | str | dict[str, list[tuple[int, int]]], clients: int
 ) -> float | Intervals:
-    """A probability, or per client the rounds [from, to) in which it is there; clients that are not named are
-    always there."""
+    """Read a probability, or per client the rounds [from, to) in which it is available; clients that are not
+    named always are."""
     if isinstance(given, str):
         try:
             table = parse_json(read_whole(Path(given)))

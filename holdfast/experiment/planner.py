@@ -1,4 +1,4 @@
-"""Before a run: which device, how many threads, which plan for each network, and what that will take."""
+"""Choosing the device, the threads and a plan for each network before a run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from holdfast.experiment.loop import Experiment
 from holdfast.local.plan import bytes_per_row, on_threads
 from holdfast.local.plan_choice import Forecast, choose
 
-_ON_CPU = 2 * 10**9  # bytes for a stack, where nothing else is asked for
+_ON_CPU = 2 * 10**9  # bytes for a stack by default
 _SHARE = 0.8  # of what is free on a GPU
-_CLEARLY = 0.9  # how much faster more threads, or worker processes, have to be
-_LONG = 4.0  # seconds of training from which on it is worth trying workers
+_CLEARLY = 0.9  # share of the time that more threads, or worker processes, may take to be chosen
+_LONG = 4.0  # seconds of training from which workers are worth a trial
 _BLOCK = 1 << 22  # bytes that are sent to a worker and back to see how long that takes
 
 
@@ -49,14 +49,14 @@ def memory_bound(text: str, device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """A way to use the cores, and what it promises for each network."""
+class _ThreadTrial:
+    """A number of threads, and what trials with it measured for each network."""
 
     threads: int
     forecasts: dict[str, Forecast]
 
     def seconds(self) -> float:
-        """Of one step of a client of every network."""
+        """Seconds of one step of a client of every network."""
         return sum(forecast.seconds(1) or 0.0 for forecast in self.forecasts.values())
 
 
@@ -66,16 +66,16 @@ def plan_together(
     """How many threads, and a plan for each network. Small tensors gain nothing from a second thread, and on
     a busy machine threads wait for each other, so one thread is taken unless more are clearly faster; beside
     a GPU, one for each of several experiments (engine/host_threads.py), and all for a single one; worker
-    processes, which cost memory and are more to go wrong, where they are clearly faster than either and the
-    run is long enough for it to matter."""
+    processes, which cost memory and can fail, where they are clearly faster than either and the run is long
+    enough for it to matter."""
     most, workers = torch.get_num_threads(), experiments[0].config.engine.workers
     if workers is not None and workers > 1:
         _check_workers(device, asked)
         return 1, _forecasts(experiments, device, workers)
     beside = most if len(experiments) == 1 else 1
     counts = [asked] if asked else [beside] if device.type != "cpu" else sorted({1, most})
-    ways = [_tried(experiments, device, threads) for threads in counts]
-    best = ways[-1] if ways[-1].seconds() < _CLEARLY * ways[0].seconds() else ways[0]
+    trials = [_trial(experiments, device, threads) for threads in counts]
+    best = trials[-1] if trials[-1].seconds() < _CLEARLY * trials[0].seconds() else trials[0]
     cores = min(usable_cores(), most)
     if (
         workers == 1
@@ -83,25 +83,25 @@ def plan_together(
         or not can_fork()
         or cores == 1
         or (asked or 1) > 1
-        or _whole(best, experiments) < _LONG
+        or _training_seconds(best, experiments) < _LONG
     ):
         return best.threads, best.forecasts
     try:
-        shared = _Way(1, _forecasts(experiments, device, cores))
+        shared = _ThreadTrial(1, _forecasts(experiments, device, cores))
     except (
         HoldfastError,
         RuntimeError,
-    ):  # say, PyTorch's own threads for a GPU are at work, which no child can do without
+    ):  # for example, PyTorch has started threads for a GPU, which a child process does not inherit
         return best.threads, best.forecasts
-    # somebody else may have used the machine while one process was tried, so that is asked twice
+    # another job may have used the machine during the first trial, so one process is measured twice
     ahead = shared.seconds() / _CLEARLY
-    faster = ahead < best.seconds() and ahead < _tried(experiments, device, best.threads).seconds()
+    faster = ahead < best.seconds() and ahead < _trial(experiments, device, best.threads).seconds()
     return (1, shared.forecasts) if faster else (best.threads, best.forecasts)
 
 
-def _tried(experiments: list[Experiment], device: torch.device, threads: int) -> _Way:
+def _trial(experiments: list[Experiment], device: torch.device, threads: int) -> _ThreadTrial:
     with on_threads(threads):
-        return _Way(threads, _forecasts(experiments, device))
+        return _ThreadTrial(threads, _forecasts(experiments, device))
 
 
 def _check_workers(device: torch.device, threads: int | None) -> None:
@@ -115,9 +115,9 @@ def _check_workers(device: torch.device, threads: int | None) -> None:
         raise ConfigError("engine.workers: this system cannot fork processes; leave it out")
 
 
-def _whole(way: _Way, experiments: list[Experiment]) -> float:
+def _training_seconds(trial: _ThreadTrial, experiments: list[Experiment]) -> float:
     """Seconds of training in the whole run."""
-    return sum(way.forecasts[e.run_context.plan_key].seconds(client_steps(e)) or 0.0 for e in experiments)
+    return sum(trial.forecasts[e.run_context.plan_key].seconds(client_steps(e)) or 0.0 for e in experiments)
 
 
 def _forecasts(experiments: list[Experiment], device: torch.device, workers: int = 1) -> dict[str, Forecast]:

@@ -118,7 +118,9 @@ def write_result(experiment: Experiment) -> dict[str, Any]:
     judged = []
     if len(adversary.malicious):
         judged = [
-            detection.Seen.of(part, experiment.store.arrays(part["round"]), adversary.at(part["round"]))
+            detection.JudgedRound.of(
+                part, experiment.store.arrays(part["round"]), adversary.at(part["round"])
+            )
             for part in parts
         ]
     final |= detection.of_rounds(judged, decide=adversary.redraws)

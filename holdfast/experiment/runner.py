@@ -1,5 +1,4 @@
-"""Experiments that are played together: on which terms, and how they are driven. Runs and sweeps both go
-through here."""
+"""Running experiments together: under which terms, and how they are driven. Both runs and sweeps use this."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from holdfast.storage.status import write_failure
 
 Say = Callable[[str], None]
 MakeEngine = Callable[[Mapping[str, Plan], torch.device], Engine]
-"""What carries out the exchanges of a run: the simulator, or a fleet of real clients."""
+"""Makes what answers the exchanges of a run: the simulator, or a Flower server with real clients."""
 
 
 @dataclass
@@ -36,8 +35,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the bits of experiments that are played together depend on, besides their configs; one plan for
-    each."""
+    """What the bits of experiments that run together depend on, besides their configs; one plan for each."""
 
     plans: tuple[Plan, ...]
     threads: int
@@ -45,7 +43,7 @@ class Terms:
 
 
 def agree(experiments: list[Experiment], device: str, watch: Watch) -> Terms:
-    """Choose by trial how these experiments are trained together, and say so."""
+    """Choose by trial how these experiments are trained together, and report the choice."""
     threads, forecasts = plan_together(experiments, pick_device(device), experiments[0].config.engine.threads)
     for name, forecast in forecasts.items():
         watch.say(sentence(forecast, [e for e in experiments if e.run_context.plan_key == name], threads))
@@ -53,7 +51,7 @@ def agree(experiments: list[Experiment], device: str, watch: Watch) -> Terms:
 
 
 def choose_device(out: Path, asked: str | None, began: str) -> torch.device:
-    """That on which a run began, unless another is asked for."""
+    """The device on which a run began, unless another is asked for."""
     try:
         return pick_device(asked or began)
     except ConfigError as error:
@@ -61,7 +59,8 @@ def choose_device(out: Path, asked: str | None, began: str) -> torch.device:
             error
             if asked
             else RunError(
-                f"{out} began on {began}, which is not here; --device cpu continues, with other bits"
+                f"{out} began on {began}, which this machine does not have; --device cpu continues, with"
+                " other bits"
             )
         ) from None
 
@@ -72,30 +71,27 @@ def say_torch(began: str | None, watch: Watch) -> None:
 
 
 def check_same(experiment: Experiment, manifest: Mapping[str, Any]) -> None:
-    """What is built now is what the run began with."""
+    """Refuse to go on where data or start weights are not those that the run began with."""
     if experiment.federation.digest != manifest["partition"]:
         raise RunError(
-            f"{experiment.out}: the data has changed since the run began (its partition is another)"
+            f"{experiment.out}: the data has changed since the run began (clients hold other samples)"
         )
     if manifest.get("samples", experiment.federation.samples.digest) != experiment.federation.samples.digest:
-        raise RunError(
-            f"{experiment.out}: the data has changed since the run began (the samples themselves are others)"
-        )
+        raise RunError(f"{experiment.out}: the data has changed since the run began (the samples differ)")
     if digest_of(experiment.initial) != manifest["initial"]:
         raise RunError(f"{experiment.out}: the model does not start from the weights the run began with")
 
 
 def _host_threads(device: torch.device, threads: int, experiments: int) -> int:
-    """Threads for what the CPU has to do for many experiments: where it does not train, and is not shared out
-    otherwise."""
+    """Threads for the CPU work of many experiments, where the CPU does not train."""
     return usable_cores() if device.type == "cuda" and threads == 1 and experiments > 1 else 1
 
 
 def run_together(
     experiments: list[Experiment], terms: Terms, make_engine: MakeEngine, watch: Watch, contain: bool = True
 ) -> list[RunDriver]:
-    """Drive experiments whose locks are held to their ends. With `contain`, one that fails leaves a note in
-    its folder."""
+    """Run experiments whose locks are held to their ends. With `contain`, an experiment that fails leaves a
+    note in its folder and the others go on."""
     device = pick_device(terms.device)
     by_context = {id(e.run_context): e for e in experiments}
     drivers = [RunDriver(e.run_context, e.steps()) for e in experiments]

@@ -1,5 +1,4 @@
-"""Start and resume one run in its own directory: the directory and its lock are taken, and the plan is
-written down."""
+"""Start and resume one run in its own directory, under its lock; the plan is written to the manifest."""
 
 from __future__ import annotations
 
@@ -74,11 +73,11 @@ def resume_run(
         warn_of_objects(out, experiment.config)
     if len(manifest["group"]) > 1:
         watch.say(
-            "a cell of a sweep, played on alone: on plan vmap its last bits, and those of the cells it was"
-            " played with, may differ; resume the sweep's folder for the same bits"
+            "resuming one cell of a sweep alone: on plan vmap its last bits, and those of the cells it ran"
+            " with, may differ; resume the sweep's folder for the same bits"
         )
     with _locked(experiment):
-        forget_failure(experiment.out)  # who names this one run wants it tried
+        forget_failure(experiment.out)  # a run that is named explicitly is tried again
         return _run_one(experiment, terms, engine, watch)
 
 
@@ -94,12 +93,12 @@ def _run_one(experiment: Experiment, terms: Terms, engine: MakeEngine, watch: Wa
     )
     if damaged is None:
         raise driver.error
-    # before anything else was committed: what it was resumed from is at fault
+    # nothing was committed since, so the state that it was resumed from is damaged
     raise damaged from driver.error
 
 
 def _refuse_taken(out: Path) -> None:
-    """A directory holds one run or one sweep."""
+    """Refuse a directory that holds a run or a sweep already."""
     taken = [folder for folder in run_folders(out) if (folder / "head.json").exists()]
     if taken or is_sweep(out):
         there = taken[0] if taken else out

@@ -4,6 +4,8 @@ the batch, on nothing else.
 A client augmented alone therefore gets the images it would get within a stack, and padding a batch changes
 none of its first slots.
 
+
+
 """
 
 from __future__ import annotations
@@ -111,6 +113,8 @@ def rotate(x: Tensor, degrees: Tensor) -> Tensor:
     (the data's mean) outside.
 
     The grid is spelt out because F.affine_grid multiplies matrices, which TF32 would round.
+
+
 
     """
     height, width = x.shape[-2:]

@@ -1,5 +1,5 @@
-"""Which samples a client sees at which step: the argsort of a hash of (key, epoch, position), whatever the
-cohort or order of calls."""
+"""Which samples a client sees at which step: the argsort of a hash of (key, epoch, position), independent of
+the cohort and the order of calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The world of a client half: its data, its settings, its randomness, and `fit`. Tensors carry a leading
-client axis; n = 1 for real."""
+"""What a client half works with: its data, its settings, its randomness, and `fit`. Tensors have a leading
+client axis; n = 1 on a real client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Received:
 
     @property
     def has(self) -> Tensor:
-        """bool[n]: who got a first model."""
+        """bool[n]: which clients received a first model."""
         if self.pick.shape[1] == 0:
             return torch.zeros(len(self.pick), dtype=torch.bool)
         return self.pick[:, 0] >= 0
@@ -48,8 +48,7 @@ class Received:
         return self.bank[pick.clamp(min=0).to(self.bank.device)]
 
     def into(self, own: Tensor) -> Tensor:
-        """Each client's whole model: what was sent in its place, the client's own for the rest and where
-        nothing was sent."""
+        """Each client's whole model: the entries that were sent, and the client's own for the rest."""
         has = self.has.to(own.device)
         if not bool(has.any()):
             return own
@@ -76,8 +75,8 @@ class Local:
     selected: Tensor
     round: int = 0
     facts: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the client half declares to know of its own data (`ClientRule.knows`): [n] each, -1 where the
-    partition does not say."""
+    """Facts about its own data that the client half declares to use (`ClientRule.knows`): [n] each, -1 where
+    the partition records none."""
 
     @property
     def n(self) -> int:
@@ -85,14 +84,14 @@ class Local:
 
     @cached_property
     def count(self) -> Tensor:
-        """How many training samples each client has."""
+        """The number of training samples of each client."""
         return self.data.count
 
     def fit(self, model: Tensor, *, purpose: str = "fit", **options: Any) -> Fitted:
         """Train models [r * n, size]; options are those of `fit` (pull, trainable, aux, step) and of `Recipe`
         (lr, epochs, loss ...)."""
         recipe = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}
-        if "epochs" in recipe:  # whoever asks for epochs does not mean the experiment's local_steps
+        if "epochs" in recipe:  # a call that asks for epochs overrides the experiment's local_steps
             recipe.setdefault("steps", None)
         key = self.key.fold(purpose)
         return fit(

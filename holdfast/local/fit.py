@@ -29,7 +29,7 @@ _NO_KEY = torch.zeros((), dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Fitted:
-    """What came out: models [rows, size], mean loss over the steps [rows], steps taken [rows]."""
+    """The outcome of a training: models [rows, size], mean loss over the steps [rows], steps taken [rows]."""
 
     model: Tensor
     loss: Tensor
@@ -100,7 +100,7 @@ def _fitted(
 
 
 def _train(stack: Stack, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """These rows under the plan or, where it cannot run this model, under the next best."""
+    """Train these rows under the plan or, where it cannot run this model, under the next best one."""
     for name in plan.attempts(len(rows)):
         work: Callable[[], tuple[Tensor, Tensor]]
         if name in REPLAYED:

@@ -1,8 +1,8 @@
-"""When two functions are the same, as far as a program made from one of them goes.
+"""Deciding whether two functions are the same, so that a program made from one of them serves for the other.
 
 A method may write its loss as a closure, made anew in every round. If what it closes over is the same, it is
-the same function, and one program serves. If it closes over tensors, or over things that hold some, a program
-would go on with the old ones: such a function is none to make a program from. Tensors belong into `aux`."""
+the same function, and one program serves. If it closes over tensors, or over objects that hold some, a
+program would keep using the old ones: no program is made from such a function. Tensors belong in `aux`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from torch import Tensor
 
 
 class HoldsTensors(Exception):
-    """The function brings tensors of its own along."""
+    """The function holds tensors of its own."""
 
 
-class Same:
-    """Equal to itself only, and keeps the object alive, so that its address stays its own."""
+class ByIdentity:
+    """Wraps an object so that it is equal only to itself; keeps it alive, so that its address is not used
+    again."""
 
     def __init__(self, thing: object):
         self.thing = thing
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.thing is self.thing
+        return isinstance(other, ByIdentity) and other.thing is self.thing
 
     def __hash__(self) -> int:
         return id(self.thing)
@@ -42,7 +43,7 @@ def same(thing: Any, inside: tuple[int, ...] = ()) -> Any:
     if thing is None or isinstance(thing, (bool, int, float, str, bytes)):
         return (type(thing), thing)
     if isinstance(thing, (type, types.ModuleType, types.BuiltinFunctionType)):
-        return Same(thing)
+        return ByIdentity(thing)
     if id(thing) in inside:
         raise HoldsTensors("itself")
     deeper = (*inside, id(thing))
@@ -54,19 +55,19 @@ def same(thing: Any, inside: tuple[int, ...] = ()) -> Any:
         return same((thing.__func__, thing.__self__), deeper)
     if isinstance(thing, types.FunctionType):
         return _function(thing, deeper)
-    if hasattr(type(thing), "stands_for"):  # it says itself what of it counts
+    if hasattr(type(thing), "stands_for"):  # it defines itself what counts
         return same(_as_tuples(type(thing).stands_for(thing)), deeper)
     if isinstance(
         thing, BaseModel
     ):  # a part chosen by name: every experiment has its own, and equal settings mean the same
-        return Same(type(thing)), same(_as_tuples(held_by(thing)), deeper)
+        return ByIdentity(type(thing)), same(_as_tuples(held_by(thing)), deeper)
     if isinstance(thing, (Tensor, dict, list, set)) or not hasattr(thing, "__dict__"):
         raise HoldsTensors(f"a {type(thing).__name__}")
-    return Same(type(thing)), same(_sorted(vars(thing)), deeper)  # an object is what it holds now
+    return ByIdentity(type(thing)), same(_sorted(vars(thing)), deeper)  # an object is what it holds now
 
 
 def _as_tuples(data: Any) -> Any:
-    """Lists and tables of settings, which nobody changes, as tuples."""
+    """Lists and tables of settings, which do not change, as tuples."""
     if isinstance(data, Mapping):
         return tuple(
             (str(key), _as_tuples(value))
@@ -85,7 +86,7 @@ def _function(function: types.FunctionType, inside: tuple[int, ...]) -> Any:
         held = same((function.__defaults__, _sorted(function.__kwdefaults__ or {}), cells), inside)
     except HoldsTensors as found:
         raise HoldsTensors(f"{function.__qualname__} closes over {found}; hand tensors to `aux`") from None
-    return function.__code__, Same(function.__globals__), held
+    return function.__code__, ByIdentity(function.__globals__), held
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type, Enum, PurePath, np.generic, torch.dtype, torch.device)
@@ -105,9 +106,9 @@ def identity(thing: Any) -> Any:
         return type(thing), frozenset((identity(key), identity(value)) for key, value in thing.items())
     if isinstance(thing, BaseModel):
         return type(thing), identity(held_by(thing))
-    if isinstance(thing, types.MethodType):  # made anew whenever it is asked for
-        return Same(thing.__self__), Same(thing.__func__)
-    return Same(thing)
+    if isinstance(thing, types.MethodType):  # bound methods are made anew at each access
+        return ByIdentity(thing.__self__), ByIdentity(thing.__func__)
+    return ByIdentity(thing)
 
 
 def held_by(thing: BaseModel) -> dict[str, Any]:
@@ -122,9 +123,9 @@ def name_of(thing: Any) -> str:
 
 
 def described(settings: Mapping[str, Any]) -> str:
-    """Settings as a text that is equal only where they are, whatever an object says of itself: they are
-    numbered in the order of their coming. The number keeps them alive, so that no younger object is taken for
-    an older one."""
+    """Settings as a text that is equal only where the settings are, whatever the repr of an object says:
+    objects are numbered in the order in which they are seen. They are kept alive, so that no newer object is
+    taken for an older one."""
     return f"settings {_numbers.setdefault(identity(settings), len(_numbers))}"
 
 

@@ -41,7 +41,7 @@ def mean_loss(loss: Loss, net: nn.Module, batch: Batch, full: bool) -> Tensor:
 
 
 def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Zeros for what the value does not depend on."""
+    """Gradients of a value, with zeros for tensors that it does not depend on."""
     if not leaves or not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     grads = torch.autograd.grad(value, leaves, allow_unused=True)
@@ -78,7 +78,7 @@ class Single:
         }
 
     def bind(self, params: Tensors, buffers: Tensors) -> None:
-        """Let the module's tensors be views of this client's, so that updating one updates the other."""
+        """Make the module's tensors views of this client's, so that updating one updates the other."""
         for name, tensor in params.items():
             self.params[name].data = tensor
         for name, tensor in buffers.items():
@@ -174,8 +174,8 @@ def apply_step(
 
 
 def no_luck(device: torch.device) -> Callable[[], None]:
-    """Call the result when work is done: it complains if PyTorch's own random state has moved, which a keyed
-    training leaves alone."""
+    """Returns a check to call after the work: it raises an error if PyTorch's own random state has changed,
+    which a keyed training does not touch."""
 
     def state() -> list[Tensor]:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

@@ -3,9 +3,8 @@
 Clients of several experiments are trained as one stack, so a setting such as `lam` is a tensor [n]. Where all
 clients of a stack agree, it is an ordinary tensor. Where they differ it is a `PerClient`, with which one can
 compute as long as each result keeps a row for each client. Taking one entry, or a mean, or the numbers
-themselves (`tolist`) could give every experiment the value of another one, without a sign that something is
-wrong: that raises `TrainedApart`, and whoever drives the experiments has each trained by itself, where its
-clients agree."""
+themselves (`tolist`) could give every experiment the value of another one, without any sign of an error. That
+raises `TrainedApart`, and the experiments are then trained one by one, where all clients agree."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from holdfast.core.errors import RunError
 
 _TORCH = str(Path(torch.__file__).parent)
 _GUARDS = {__name__, "holdfast.methods.client_view", "holdfast.methods.base", "holdfast.core.registry"}
-# what says nothing about the numbers themselves
+# these reveal nothing about the numbers themselves
 _ABOUT = {
     "size",
     "dim",
@@ -65,7 +64,7 @@ class PerClient(Tensor):
 
     @classmethod
     def of(cls, values: Tensor, what: str, clients: int | None = None) -> PerClient:
-        """`what` names it in the error: "settings.lam"."""
+        """`what` is its name in errors: "settings.lam"."""
         named = plain(values).as_subclass(cls)
         named.what, named.clients = what, len(values) if clients is None else clients
         return named
@@ -110,7 +109,7 @@ class PerClient(Tensor):
 
 
 def plain(value: Any) -> Any:
-    """The same numbers as an ordinary tensor; anything else as it is. For code that keeps clients apart
+    """The same numbers as an ordinary tensor; other values as they are. For code that keeps clients apart
     itself."""
     with torch._C.DisableTorchFunctionSubclass():
         return value.as_subclass(Tensor) if isinstance(value, PerClient) else value

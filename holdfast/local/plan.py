@@ -1,5 +1,5 @@
-"""How a stack is trained on this machine: one client after the other, or as one batched computation, and how
-many rows at once."""
+"""Plans: how a stack is trained on this machine, one client after the other or as one batched computation,
+and how many rows at once."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Plan:
         return min(most, self.sizes[-1]) if self.name in REPLAYED and self.stacked and self.sizes else most
 
     def attempts(self, rows: int) -> tuple[PlanName, ...]:
-        """This plan for so many rows, and what stands in for it where it cannot run. Only a number decides:
-        bits depend on it."""
+        """The plan for so many rows, and those that replace it where it cannot run. Only the number of rows
+        decides, since bits depend on it."""
         order = _NEXT_BEST[self.name]
         padded = self.stacked and self.size(rows) > _TOO_FEW * rows
         return order[-1:] if padded else order
@@ -115,7 +115,7 @@ def activations(module: nn.Module, sample: Tensor) -> int:
 
 
 def bounded(plan: Plan, memory: int, row_bytes: int, device: torch.device = _CPU) -> Plan:
-    """The same plan within a memory bound, and on a CPU with stacks that its caches can bear."""
+    """The same plan within a memory bound, and on a CPU with stacks that fit its caches."""
     rows = max(1, min(plan.rows, memory // max(row_bytes, 1)))
     cached = max(1, min(rows, _CACHED // max(row_bytes, 1)))
     return replace(

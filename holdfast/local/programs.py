@@ -155,7 +155,7 @@ def _program(stack: Stack, size: int, plan: Plan) -> Program:
 
 
 def _made(structure: Structure, stack: Stack) -> Program:
-    """Where others hold the memory, they are given up: whether a program can be made must not depend on which
+    """Free other programs where they hold the memory: whether a program can be made must not depend on which
     were made before.
 
     Programs run one after the other, yet do not share their scratch memory: with a pool in common (PyTorch

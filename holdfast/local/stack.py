@@ -217,7 +217,8 @@ class Stack:
         ones = torch.ones(self.recipe.batch_size, dtype=dtype, device=device)
         aux = {name: value[row] for name, value in self.aux.items()}
         index = self.order.index[:, owner].to(device)
-        labels = self.data.labels[owner][index]  # beyond a batch's size, where the index is -1, nobody looks
+        # entries beyond a batch's size, where the index is -1, are not used
+        labels = self.data.labels[owner][index]
         for t in range(int(self.order.steps[owner])):
             size = sizes[t]
             position = index[t, :size]

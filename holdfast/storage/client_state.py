@@ -43,7 +43,7 @@ class RowStore:
         self.place: dict[int, int] = {} if index is None else self._places(index)
         """The committed record of each client."""
         self.staged: dict[int, int] = {}
-        """Records written since; they are read first."""
+        """Records written since the last commit; they are read first."""
         self._kept: dict[int, int] = {}
         """Records staged before the exchange that is under way: `restore` goes back to them."""
         self._end = max(self.place.values(), default=-1) + 1
@@ -53,8 +53,8 @@ class RowStore:
         self._columns: dict[str, _Column] = {}
 
     def _places(self, index: Tensor) -> dict[int, int]:
-        """From a committed index; a record that is far beyond all others would make a list of what is free
-        that fills the memory."""
+        """Read a committed index. A record number far beyond all others is refused: the list of free records
+        would fill the memory."""
         if index.dtype != torch.int64 or index.ndim != 2 or index.shape[1] != 2:
             raise RunError(f"{self.path}: the committed index of private rows is damaged")
         place: dict[int, int] = dict(index.tolist())
@@ -67,7 +67,7 @@ class RowStore:
         return place
 
     def begin(self) -> None:
-        """Start a round afresh: what an unfinished one wrote is forgotten."""
+        """Start a round: what an unfinished one wrote is dropped."""
         self.staged, dropped = {}, {*self.staged.values(), *self._kept.values()}
         self._kept = {}
         self._release(dropped)
@@ -79,7 +79,7 @@ class RowStore:
         self._release(replaced)
 
     def restore(self) -> None:
-        """As it was at `keep`."""
+        """Go back to what was staged at `keep`."""
         dropped = set(self.staged.values()) - set(self._kept.values())
         self.staged = dict(self._kept)
         self._release(dropped)
@@ -90,7 +90,7 @@ class RowStore:
         )
 
     def room(self, rows: int, pinned: bool = False) -> State:
-        """For so many rows, nothing in it yet; from page-locked memory a GPU takes them without a copy."""
+        """Empty tensors for so many rows; from page-locked memory a GPU takes them without a copy."""
 
         def empty(column: _Column) -> Tensor:
             small = rows * (column.stop - column.start) <= PINNED
@@ -99,7 +99,7 @@ class RowStore:
         return {name: empty(column) for name, column in self._known().items()}
 
     def read(self, ids: Tensor, into: Mapping[str, Tensor] | None = None) -> State:
-        """The rows of these clients (all must be present), stacked in the order given; into tensors that
+        """Read the rows of these clients (all must be present), stacked in the order given, into tensors that
         `room` made, or parts of them."""
         records = [
             self.staged[client] if client in self.staged else self.place[client] for client in ids.tolist()
@@ -168,8 +168,7 @@ class RowStore:
             heapq.heappush(self._free, record)
 
     def _record(self, client: int) -> int:
-        """Where a client's new row goes: never over a committed one, nor over one that may be gone back
-        to."""
+        """The record for a client's new row: never a committed one, nor one that `restore` may need."""
         if client not in self.staged or self.staged[client] == self._kept.get(client):
             if not self._free:
                 self._free.append(self._end)
@@ -178,7 +177,7 @@ class RowStore:
         return self.staged[client]
 
     def _known(self) -> dict[str, _Column]:
-        """What a record holds, from the disk if need be."""
+        """The columns of a record, read from the disk if need be."""
         if not self._columns:
             written = read_json(self.path / "fields.json")
             try:
@@ -206,7 +205,8 @@ class RowStore:
         return self._columns
 
     def _settled(self, fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
-        """The same for rows to be written; the first rows of a run decide, and say so on disk."""
+        """The columns of rows to be written; the first rows of a run decide them, and they are written to
+        disk."""
         if not self.place and not self.staged:
             self._columns = _lay_out(fields)
             with plain_disk_errors(self.file):
@@ -225,8 +225,8 @@ class RowStore:
 
 
 def _fill(buffers: list[memoryview], handle: int, place: int) -> None:
-    """Read on into these, one after the other: the system gives no more than 2 GB and 1,024 pieces at a time,
-    and may give less."""
+    """Fill these buffers, one after the other: the system reads at most 2 GB and 1,024 pieces at a time, and
+    may read less."""
     while buffers:
         got = os.preadv(handle, buffers[:1024], place)
         if not got:

@@ -1,6 +1,6 @@
-"""What a damaged run does deep inside: tensors that are whole files and yet of other names, kinds or shapes
-than what reads them expects. No check can know what each method keeps, so the error is caught where the
-tensors are used, and says whose they are."""
+"""Errors that come from damaged runs: files that can be read, but whose tensors have other names, types or
+shapes than the code that uses them expects. No check can know what each method keeps, so the error is caught
+where the tensors are used, and names the run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _CAUSED = (
 
 @contextmanager
 def using_committed(path: Path, round: int) -> Iterator[None]:
-    """Errors of Holdfast's own code while it uses what a run has committed, as one line. Those of somebody
-    else's code pass: its author needs them."""
+    """Report errors of Holdfast's own code that uses committed tensors as one line. Errors of plug-ins pass
+    unchanged: their author needs them."""
     try:
         yield
     except _CAUSED as error:

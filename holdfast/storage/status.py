@@ -1,4 +1,4 @@
-"""How a run stands, from what its folder says: not begun, begun, finished, diverged or failed."""
+"""The status of a run, read from its folder: not begun, begun, finished, diverged or failed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class RunStatus:
     reason: str | None = None
     result: dict[str, Any] | None = None
     mine: bool = True
-    """Whether it is this process's to play; other shards of a sweep are not."""
+    """Whether this process runs it; cells of other shards of a sweep are not run here."""
     shared: str = ""
-    """Of an unfinished cell that this process did not play: why."""
+    """Why this process did not run an unfinished cell."""
 
     @property
     def done(self) -> bool:
-        """Nothing is left to play."""
+        """Whether there is nothing left to run."""
         return self.status in ("finished", "diverged", "failed")
 
     @property
@@ -86,7 +86,7 @@ def run_status(path: Path, label: str) -> RunStatus:
 
 
 def write_failure(path: Path, round: int, error: Exception) -> None:
-    """Why it cannot go on, and where the error came from; it is not tried again unless asked for."""
+    """Write why a run cannot go on, and where the error came from. It is not tried again unless asked for."""
     when, place = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), place_of(error)
     write_atomically(path / TRACEBACK, "".join(traceback.format_exception(error)).encode())
     where = None if place is None else str(place)
@@ -108,7 +108,7 @@ def forget_failure(path: Path) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """What is wrong, and on which line of somebody's code, where it is not Holdfast's."""
+    """What is wrong, and on which line of code, where it is not Holdfast's own."""
     said = " ".join(str(error).split())
     said = said if len(said) <= 300 else said[:297] + "..."
     if isinstance(error, HoldfastError):

@@ -4,23 +4,21 @@ names is on the disk.
 Writing and waiting for the disk are apart: `prepare` writes a round of one run, `commit_all` waits for all
 runs that go together (many of them by one flush of the file system) and then renames their heads. A killed
 process loses nothing it wrote; a machine that loses its power may lose or garble what was prepared and not
-yet sealed, and no head names that.
+yet committed, which no head names.
 
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
-    start.safetensors            the start model, where it came from a file: nothing says that the file will
-                                 still be there
+    start.safetensors            the start model, where it came from a file, which may be gone later
     head.json                    the committed round and its state file: the rename of this file is the
-                                 commit; in a federation also how
-                                 long its ledger was then, and its head
-    state/000012.safetensors     server, aggregator, detector and roster state, and the index of private rows
+                                 commit; in a federation also the length of its ledger and its head
+    state/000012.safetensors     server, aggregator, detector and participation state, and the index of
+                                 private rows
     rows/records                 private client rows, one record each; rows/fields.json says what a record
                                  holds
     parts/000012.json            that round's metrics; parts/000012.safetensors its per-client arrays and
                                  verdict
     result.json                  the final figures
     failure.json, traceback.txt  why a cell of a sweep cannot go on (status.py)
-    tracking.json                where trackers have it and how far they were told, if there are any
-                                 (tracking/)
+    tracking.json                the run's place in trackers and the last round sent to them (tracking/)
 
 One process has a run at a time: it holds an flock on `lock`, which ends with the process, however it ends.
 Between machines that share the directory this relies on the file system passing flock on, as NFS (version 4,
@@ -69,9 +67,9 @@ class Store:
         self.path = Path(path)
         self._lock: int | None = None
         self._unsynced: set[Path] = set()
-        self._next: Path | None = None  # the head that is about to be
+        self._next: Path | None = None  # the head of the round that is being prepared
         self.also: Callable[[], Mapping[str, Any]] = dict
-        """What the head file says besides, when it is written: a federation names its ledger there."""
+        """Further entries for the head file: a federation names its ledger there."""
 
     def open(self) -> Store:
         """Create the directory if need be and take its lock; a second process is refused."""
@@ -82,12 +80,12 @@ class Store:
         if self._lock is None:
             raise InUse(f"{self.path} is in use by another process; wait for it or choose another --out")
         for folder in (self.path, *(self.path / name for name in _FOLDERS)):
-            for left_over in folder.glob(".*.writing"):  # by a process that was killed
+            for left_over in folder.glob(".*.writing"):  # left by a process that was killed
                 left_over.unlink(missing_ok=True)
         return self
 
     def close(self) -> None:
-        if self._next is not None:  # a commit that did not come about
+        if self._next is not None:  # left by a commit that did not happen
             self._next.unlink(missing_ok=True)
             self._next = None
         if self._lock is not None:
@@ -101,14 +99,13 @@ class Store:
         return read_json(self.path / name)
 
     def write_start(self, initial: Tensor) -> None:
-        """Whole before round 0 is committed."""
+        """Write the start model; it is on disk before round 0 is committed."""
         path = self.path / "start.safetensors"
         replace_file(path, _pack({"initial": initial}))
         self._unsynced |= {path, self.path}
 
     def start(self) -> Tensor | None:
-        """What was written so, once the run has been committed; a start that was not may be of another
-        attempt."""
+        """The start model of a committed run; without a commit it may be of another attempt."""
         path = self.path / "start.safetensors"
         if not (self.path / "head.json").exists() or not path.exists():
             return None
@@ -174,7 +171,7 @@ class Store:
             return None
 
     def commit(self, round: int) -> None:
-        """Until this rename the previous round is the truth; after it, this one."""
+        """Commit: until this rename the previous round counts; after it, this one."""
         assert self._next is not None
         with plain_disk_errors(self.path / "head.json"):
             os.replace(self._next, self.path / "head.json")
@@ -182,15 +179,15 @@ class Store:
         self._unsynced.add(self.path)
 
     def tidy(self, round: int) -> None:
-        """Only the committed state is kept."""
+        """Remove all states but the committed one."""
         for old in (self.path / "state").glob("*.safetensors"):
             if old.stem != f"{round:06d}":
                 old.unlink(missing_ok=True)
 
     def catch_up(self, committed: Collection[int]) -> None:
-        """Seal the next round if it is ready and among those that others of the group have committed.
-        Experiments that are played together seal a round when all are ready, so what this one prepared is
-        what it would play again."""
+        """Commit the next round if it is ready and others of the group have committed it. Experiments that
+        run together commit a round when all are ready, so what this one prepared is what it would compute
+        again."""
         head = self.round()
         if (
             head is not None
@@ -220,7 +217,9 @@ class Store:
             try:
                 return head["round"], read_tensors(self.path / head["state"])
             except FileNotFoundError:
-                newer = self.read_json("head.json")  # a reader without the lock may meet a commit
+                newer = self.read_json(
+                    "head.json"
+                )  # a commit may happen while a reader without the lock reads
                 if newer == head:
                     raise RunError(f"{self.path}: the committed state {head['state']} is missing") from None
                 head = newer
@@ -232,7 +231,7 @@ class Store:
         return [part for part in found if part is not None]
 
     def rounds(self, last: int) -> list[int]:
-        """Those up to this one of which there is anything; what a head says alone could be a billion."""
+        """The rounds up to this one that have files; a damaged head could claim a billion."""
         names = {file.stem for file in (self.path / "parts").glob("[0-9]*.*")}
         return sorted(
             int(name) for name in names if re.fullmatch(r"\d{6,10}", name) and 1 <= int(name) <= last
@@ -266,7 +265,7 @@ class Store:
 
 
 def _broken(part: Mapping[str, Any], round: int) -> str | None:
-    """Which value of a round's part is not what is written there, if any."""
+    """The name of a damaged value of a round's part, if any."""
     good = {
         "round": is_whole(part.get("round")) and part["round"] == round,
         "metrics": is_figures(part.get("metrics")),
@@ -323,7 +322,7 @@ def is_figures(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class PreparedRound:
-    """A round that is written; `commit_all` makes it the truth."""
+    """A round that is written; `commit_all` commits it."""
 
     store: Store
     round: int
@@ -331,7 +330,7 @@ class PreparedRound:
 
 
 def commit_all(ready: Sequence[PreparedRound]) -> None:
-    """Commit runs that are played together: no head is renamed before all of them are on the disk whole."""
+    """Commit runs that go together: no head is renamed before all of them are whole on the disk."""
     for each in ready:
         each.store.write_head(each.round)
     _wait_for_disk([each.store for each in ready])
@@ -345,8 +344,8 @@ def commit_all(ready: Sequence[PreparedRound]) -> None:
 
 
 def _wait_for_disk(stores: Sequence[Store]) -> None:
-    """Few runs wait for each of their files; many, on one file system, for all of it at once, which also
-    waits for what others wrote."""
+    """Wait for the disk: few runs for each of their files; many runs on one file system for all of it at
+    once, which also waits for what other processes wrote."""
     if (
         len(stores) < _MANY
         or len({os.stat(store.path).st_dev for store in stores}) > 1
@@ -374,7 +373,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> State:
-    """Into memory, not mapped: the file may be deleted or replaced."""
+    """Read tensors into memory, not mapped: the file may be deleted or replaced."""
     try:
         return load(read_whole(path, physical_memory()))
     except FileNotFoundError:

@@ -101,7 +101,8 @@ def test_an_unknown_home_and_a_too_long_name_are_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        ConfigError, match="data.options.folder: ~nobody-at-all/x begins with the home directory of somebody"
+        ConfigError,
+        match="data.options.folder: ~nobody-at-all/x begins with the home directory of an unknown user",
     ):
         find_files(["~nobody-at-all/x"], tmp_path, NOWHERE)
     for name in ("x" * 5000, "/" + "x" * 5000):

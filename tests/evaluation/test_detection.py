@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.detectors.base import Detector, Judgement
-from holdfast.evaluation.detection import Seen, auc, of_rounds
+from holdfast.evaluation.detection import JudgedRound, auc, of_rounds
 from holdfast.results.run import Run
 
 NAN = float("nan")
@@ -32,21 +32,21 @@ def test_auc_by_hand(suspicion: list[float], malicious: list[int], area: float |
     assert auc(torch.tensor(suspicion), torch.tensor(malicious).bool()) == area
 
 
-def seen(
+def judged_round(
     round: int, malicious: list[int], banned: dict[str, str], weights: list[float], score: list[float]
-) -> Seen:
+) -> JudgedRound:
     arrays = {
         "verdict/ids": torch.arange(4),
         "verdict/weights": torch.tensor(weights),
         "verdict/scores/norm/length": torch.tensor(score),
     }
-    return Seen.of({"round": round, "banned": banned}, arrays, torch.tensor(malicious))
+    return JudgedRound.of({"round": round, "banned": banned}, arrays, torch.tensor(malicious))
 
 
 ROUNDS = [
-    seen(1, [2, 3], {"3": "long"}, [0.5, 0.5, 0.0, 0.0], [1.0, 2.0, 1.5, 9.0]),
-    seen(2, [2, 3], {"0": "long"}, [0.0, 0.5, 0.5, 0.0], [5.0, 1.0, 1.0, NAN]),
-    seen(5, [2, 3], {"2": "long"}, [0.25] * 4, [0.0] * 4),
+    judged_round(1, [2, 3], {"3": "long"}, [0.5, 0.5, 0.0, 0.0], [1.0, 2.0, 1.5, 9.0]),
+    judged_round(2, [2, 3], {"0": "long"}, [0.0, 0.5, 0.5, 0.0], [5.0, 1.0, 1.0, NAN]),
+    judged_round(5, [2, 3], {"2": "long"}, [0.25] * 4, [0.0] * 4),
 ]
 
 
@@ -71,7 +71,7 @@ def test_decisions_where_attackers_change() -> None:
 def test_nothing_to_tell() -> None:
     assert of_rounds([]) == {"detection/auc/weights": None, "detection/rounds": None}
     assert of_rounds([], decide=True)["detection/dacc"] is None
-    assert of_rounds([seen(1, [], {"0": "long"}, [0.25] * 4, [1.0] * 4)])["detection/rounds"] is None
+    assert of_rounds([judged_round(1, [], {"0": "long"}, [0.25] * 4, [1.0] * 4)])["detection/rounds"] is None
 
 
 class Longest(Detector):

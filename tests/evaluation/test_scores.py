@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from holdfast.core.keys import Key
 from holdfast.evaluation import evaluate
 from holdfast.evaluation.evaluate import score
-from holdfast.evaluation.scores import METRICS, UNDEFINED, Score, Tally
+from holdfast.evaluation.scores import METRICS, UNDEFINED, AnswerCounts, Score
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
 from holdfast.results.run import Run
@@ -85,7 +85,7 @@ def tally_of(logits: Sequence[Sequence[float]], labels: Sequence[int], classes: 
     """One client, told in one go."""
     y = torch.tensor(labels)
     data = deal(samples_of(torch.zeros(len(labels), 1), y), [len(labels)])
-    tally = Tally(data, classes or len(logits[0]), METRICS)
+    tally = AnswerCounts(data, classes or len(logits[0]), METRICS)
     tally.add(0, slice(0, len(labels)), torch.tensor(logits, dtype=torch.float64))
     return {name: float(value[0]) for name, value in tally.score().more.items()}
 
@@ -229,7 +229,7 @@ def test_an_area_is_exact_however_many_pairs_there_are() -> None:
     scores = torch.arange(n, dtype=torch.float64)
     scores[n // 2] = scores[n // 2 - 1]
     data = deal(samples_of(torch.zeros(n, 1), labels), [n])
-    tally = Tally(data, 2, ("auc",))
+    tally = AnswerCounts(data, 2, ("auc",))
     for start in range(0, n, 7001):
         part = scores[start : start + 7001]
         tally.add(0, slice(start, start + len(part)), torch.stack([-part, part], 1))
@@ -415,9 +415,9 @@ def test_random_orders_of_telling_do_not_matter() -> None:
     """The same answers in any portions, told by client or by sample."""
     network, samples, data = world(5)
     logits = Key(3).normal(*data.rows.shape, 5, dtype=torch.float64)
-    whole = Tally(data, 5, METRICS)
+    whole = AnswerCounts(data, 5, METRICS)
     whole.add(slice(0, 9), slice(0, 30), logits)
-    pieces = Tally(data, 5, METRICS)
+    pieces = AnswerCounts(data, 5, METRICS)
     clients, places = data.mask.nonzero(as_tuple=True)
     order = Key(4).uniform(len(clients)).argsort()
     for part in order.split(11):

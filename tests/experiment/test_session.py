@@ -201,8 +201,8 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     file = tmp_path / "run" / "manifest.json"
     manifest = json.loads(file.read_text())
     for name, words in (
-        ("partition", "its partition"),
-        ("samples", "the samples themselves"),
+        ("partition", "clients hold other samples"),
+        ("samples", "the samples differ"),
         ("initial", "weights the run began with"),
     ):
         file.write_text(json.dumps(manifest | {name: "0" * 64}))

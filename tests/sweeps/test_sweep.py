@@ -437,7 +437,8 @@ def test_a_group_keeps_its_device(tmp_path: Path) -> None:
     file = tmp_path / "s" / "groups" / "000.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "cuda"}))
     with pytest.raises(
-        RunError, match="began on cuda, which is not here; --device cpu continues, with other bits"
+        RunError,
+        match="began on cuda, which this machine does not have; --device cpu continues, with other bits",
     ):
         resume_sweep(tmp_path / "s")
     assert status_words(resume_sweep(tmp_path / "s", device="cpu")) == ["finished"] * 2
