@@ -135,7 +135,7 @@ def _sweep(point: dict[str, Any]) -> dict[str, Any]:
     """Return the milliseconds of a round of one cell when this many cells of 10 digits clients run together;
     all of a round counts."""
     import holdfast
-    from holdfast.experiment.runner import Watch
+    from holdfast.experiment.runner import RunCallbacks
 
     ends: list[float] = []
     rounds: dict[int, int] = {}
@@ -153,7 +153,7 @@ def _sweep(point: dict[str, Any]) -> dict[str, Any]:
     }
     before = _memory(point["device"])
     with tempfile.TemporaryDirectory() as folder:
-        holdfast.sweep(config, Path(folder) / "sweep", watch=Watch(moved=moved))
+        holdfast.sweep(config, Path(folder) / "sweep", watch=RunCallbacks(moved=moved))
     first = ends[2 * point["cells"]]  # after two rounds of warming up
     taken = (ends[-1] - first) / (len(ends) - 1 - 2 * point["cells"])
     return {"milliseconds": taken * 1e3, "megabytes": (_memory(point["device"]) - before) / 1e6}

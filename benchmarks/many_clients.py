@@ -40,7 +40,7 @@ def measure(
     out: Path | None = None,
 ) -> dict[str, Any]:
     from holdfast.experiment.config import make_config
-    from holdfast.experiment.runner import Watch
+    from holdfast.experiment.runner import RunCallbacks
     from holdfast.sweeps.session import start
 
     config = make_config(
@@ -69,7 +69,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         path = out or Path(folder) / "run"
         started = time.perf_counter()
-        result = start([("", config)], path, Watch(say=said.append))[0]
+        result = start([("", config)], path, RunCallbacks(say=said.append))[0]
         seconds = time.perf_counter() - started
         manifest = json.loads((path / "manifest.json").read_text())
         disk = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

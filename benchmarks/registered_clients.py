@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.loop import Experiment
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.sweeps.session import start
 
 WARM = 5  # rounds before the clock starts
@@ -54,7 +54,7 @@ def seconds_per_round(config: Config) -> float:
         ends[experiment.run_context.round] = time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder:
-        start([("", config)], Path(folder) / "run", Watch(moved=moved))
+        start([("", config)], Path(folder) / "run", RunCallbacks(moved=moved))
     last = config.train.rounds
     return (ends[last] - ends[WARM]) / (last - WARM)
 

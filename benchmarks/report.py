@@ -21,7 +21,7 @@ from benchmarks.browser import Browser
 from holdfast.core.files import write_atomically
 from holdfast.demo import runner as demo
 from holdfast.experiment.manifest import run_folders
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.report.page import write_page
 from holdfast.sweeps.grid import configs
 from holdfast.sweeps.session import start
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--screenshots", action="store_true", help="draw docs/img from it, and from the demo")
     given = parser.parse_args()
     if not run_folders(given.folder):
-        start(configs(SWEEP), given.folder, Watch(say=print))
+        start(configs(SWEEP), given.folder, RunCallbacks(say=print))
     before = time.perf_counter()
     page = write_page(given.folder)
     took = time.perf_counter() - before
@@ -92,7 +92,7 @@ def demo_page(folder: Path) -> Path:
     return (
         write_page(folder, title=demo.TITLE, alone=True)
         if run_folders(folder)
-        else demo.run_demo(folder, Watch(say=print))
+        else demo.run_demo(folder, RunCallbacks(say=print))
     )
 
 

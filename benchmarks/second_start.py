@@ -35,7 +35,7 @@ def start_once(data: str, plan: str) -> dict[str, float]:
 
     from holdfast.data import federation
     from holdfast.experiment.config import make_config
-    from holdfast.experiment.runner import Watch
+    from holdfast.experiment.runner import RunCallbacks
     from holdfast.sweeps.session import start
 
     mark("imported")
@@ -57,7 +57,7 @@ def start_once(data: str, plan: str) -> dict[str, float]:
 
     federation.load_samples = loaded  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
-        start([("", config)], Path(folder) / "run", Watch(planned=lambda _: mark("first round")))
+        start([("", config)], Path(folder) / "run", RunCallbacks(planned=lambda _: mark("first round")))
     mark("played")
     return marks
 

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import as_table, merge
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.forecast.extrapolation import Forecast
 from holdfast.forecast.measure import forecast_cost
 from holdfast.results.run import Run
@@ -33,7 +33,7 @@ Given = Mapping[str, Any] | str | Path
 def run(
     config: Config | Given | None = None,
     out: str | Path | None = None,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     track: Sequence[str | Make] = (),
     **sections: Any,
 ) -> Run:
@@ -55,7 +55,7 @@ def sweep(
     out: str | Path | None = None,
     shard: tuple[int, int] = (1, 1),
     retry: bool = False,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     track: Sequence[str | Make] = (),
 ) -> list[SweepCell]:
     """Run all cells of a sweep together, or one shard of them. The same call continues a sweep that was
@@ -101,7 +101,7 @@ def tune(
     out: str | Path | None = None,
     under_attack: bool = False,
     retry: bool = False,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     track: Sequence[str | Make] = (),
 ) -> Tuned:
     """Compare methods fairly: `budget` trials for every line of the table that `config` asks for, chosen on
@@ -118,7 +118,7 @@ def plan(
     config: Config | Given | None = None,
     out: str | Path | None = None,
     shard: tuple[int, int] = (1, 1),
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     **sections: Any,
 ) -> Forecast:
     """Forecast what `run` (or `sweep`, if the config has a table "sweep") would cost: seconds, memory, bytes
@@ -144,7 +144,7 @@ def _one(table: Mapping[str, Any]) -> Config:
 
 def resume(
     path: str | Path,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     config: Config | Given | None = None,
     device: str | None = None,
     track: Sequence[str | Make] = (),

@@ -46,7 +46,7 @@ class RoundWork:
 
     def _rounds(self, plan: str, precision: str, rounds: int) -> list[float]:
         """Return the seconds from commit to commit."""
-        from holdfast.experiment.runner import Watch
+        from holdfast.experiment.runner import RunCallbacks
         from holdfast.sweeps.session import start
 
         seen: dict[int, float] = {0: time.perf_counter()}
@@ -61,7 +61,7 @@ class RoundWork:
             start(
                 [("", make_config({**self.config, "train": train, "engine": engine}))],
                 Path(folder) / "run",
-                Watch(moved=moved),
+                RunCallbacks(moved=moved),
             )
         moments = [seen[round] for round in sorted(seen)]
         return [after - before for before, after in zip(moments, moments[1:], strict=False)]

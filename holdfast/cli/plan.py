@@ -32,7 +32,7 @@ from holdfast.cli.sweeps import read_shard
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from holdfast.experiment.runner import Watch
+    from holdfast.experiment.runner import RunCallbacks
     from holdfast.forecast.extrapolation import Forecast
 
 _SILENT = 2.0  # seconds
@@ -109,10 +109,10 @@ class _Follow:
         self.status = self.console.status("building") if self.console.is_terminal else None
         self.said = time.monotonic()
 
-    def watch(self) -> Watch:
-        from holdfast.experiment.runner import Watch
+    def watch(self) -> RunCallbacks:
+        from holdfast.experiment.runner import RunCallbacks
 
-        return Watch(say=self.say)
+        return RunCallbacks(say=self.say)
 
     def say(self, line: str) -> None:
         if self.status is not None:

@@ -14,7 +14,7 @@ from holdfast.core.errors import in_print
 
 if TYPE_CHECKING:
     from holdfast.experiment.loop import Experiment
-    from holdfast.experiment.runner import Watch
+    from holdfast.experiment.runner import RunCallbacks
 
 MOST_BARS = 12  # a sweep of more cells than this has one bar for all
 
@@ -41,10 +41,10 @@ class Follow:
             disable=not self.live,
         )
 
-    def watch(self) -> Watch:
-        from holdfast.experiment.runner import Watch
+    def watch(self) -> RunCallbacks:
+        from holdfast.experiment.runner import RunCallbacks
 
-        return Watch(say=self.say, moved=self.moved, planned=self.planned)
+        return RunCallbacks(say=self.say, moved=self.moved, planned=self.planned)
 
     def __enter__(self) -> Follow:
         return self

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from holdfast.experiment.config import Config
 from holdfast.experiment.config_tables import read_config
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.report.page import write_page
 from holdfast.report.read_runs import by_setting, read_records
 from holdfast.report.table import narrowed, tabulate, to_rich
@@ -36,7 +36,7 @@ def cells() -> list[tuple[str, Config]]:
         return configs(read_config(file))
 
 
-def run_demo(folder: Path, watch: Watch) -> Path:
+def run_demo(folder: Path, watch: RunCallbacks) -> Path:
     """Run all experiments, write the page and return its path."""
     start(cells(), folder, watch)
     return write_page(folder, title=TITLE, alone=True)

@@ -31,7 +31,7 @@ from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.messaging import Messaging
 from holdfast.deploy.node import expected, federated
 from holdfast.experiment.config import Config
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.sweeps.session import resume, start
 
 app = ServerApp()
@@ -65,7 +65,7 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
     messaging = Messaging(grid) if ledger is None else _signed_messaging(grid, ledger)
     admission = _admission(messaging, config, wait_settings, ledger, int(settings.get("strikes", 3)))
     engine, audit = FlowerEngine(messaging, config, admission, wait_settings), Audit(ledger, out)
-    watch = Watch(say=lambda line: log(INFO, line), moved=audit.follow, planned=audit.begin)
+    watch = RunCallbacks(say=lambda line: log(INFO, line), moved=audit.follow, planned=audit.begin)
     if (out / "head.json").exists():
         result = resume(out, watch, engine=engine.with_simulator, config=config)[0]
     else:

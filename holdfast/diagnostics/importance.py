@@ -30,7 +30,7 @@ from holdfast.engine.run_context import RunContext
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.loop import Experiment
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.report.charts import Series, curves
 from holdfast.report.markup import fill
 from holdfast.results.run import Run
@@ -60,7 +60,7 @@ def rank_changes(
             advance(experiment.run_context.round - done)
             done = experiment.run_context.round
 
-        start([("", config)], Path(folder) / "run", Watch(moved=moved), engine=engine)
+        start([("", config)], Path(folder) / "run", RunCallbacks(moved=moved), engine=engine)
     if not found.frames:
         raise ConfigError(
             "train.rounds: importance ranks change from the second round on, if the model moves in the first;"

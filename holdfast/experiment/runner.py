@@ -25,7 +25,7 @@ MakeEngine = Callable[[Mapping[str, Plan], torch.device], Engine]
 
 
 @dataclass
-class Watch:
+class RunCallbacks:
     """How a caller follows a run: `say` gets lines worth printing, `moved` is called as experiments go on."""
 
     say: Say = lambda line: None
@@ -34,7 +34,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunTerms:
     """What the bits of experiments that run together depend on, besides their configs; one plan for each."""
 
     plans: tuple[Plan, ...]
@@ -42,12 +42,12 @@ class Terms:
     device: str
 
 
-def agree(experiments: list[Experiment], device: str, watch: Watch) -> Terms:
+def agree(experiments: list[Experiment], device: str, watch: RunCallbacks) -> RunTerms:
     """Choose by trial how these experiments are trained together, and report the choice."""
     threads, forecasts = plan_together(experiments, pick_device(device), experiments[0].config.engine.threads)
     for name, forecast in forecasts.items():
         watch.say(sentence(forecast, [e for e in experiments if e.run_context.plan_key == name], threads))
-    return Terms(tuple(forecasts[e.run_context.plan_key].plan for e in experiments), threads, device)
+    return RunTerms(tuple(forecasts[e.run_context.plan_key].plan for e in experiments), threads, device)
 
 
 def choose_device(out: Path, asked: str | None, began: str) -> torch.device:
@@ -65,7 +65,7 @@ def choose_device(out: Path, asked: str | None, began: str) -> torch.device:
         ) from None
 
 
-def say_torch(began: str | None, watch: Watch) -> None:
+def say_torch(began: str | None, watch: RunCallbacks) -> None:
     if began != torch.__version__:
         watch.say(f"began under PyTorch {began}, continues under {torch.__version__}: the bits may differ")
 
@@ -88,7 +88,11 @@ def _host_threads(device: torch.device, threads: int, experiments: int) -> int:
 
 
 def run_together(
-    experiments: list[Experiment], terms: Terms, make_engine: MakeEngine, watch: Watch, contain: bool = True
+    experiments: list[Experiment],
+    terms: RunTerms,
+    make_engine: MakeEngine,
+    watch: RunCallbacks,
+    contain: bool = True,
 ) -> list[RunDriver]:
     """Run experiments whose locks are held to their ends. With `contain`, an experiment that fails leaves a
     note in its folder and the others go on."""

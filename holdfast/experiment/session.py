@@ -21,8 +21,8 @@ from holdfast.experiment.manifest import (
 )
 from holdfast.experiment.runner import (
     MakeEngine,
-    Terms,
-    Watch,
+    RunCallbacks,
+    RunTerms,
     agree,
     check_same,
     choose_device,
@@ -35,7 +35,7 @@ from holdfast.storage.status import forget_failure
 
 
 def start_run(
-    label: str, config: Config, out: Path, watch: Watch, plugins: Sequence[str], engine: MakeEngine
+    label: str, config: Config, out: Path, watch: RunCallbacks, plugins: Sequence[str], engine: MakeEngine
 ) -> dict[str, Any]:
     """Run a new experiment in `out`; if it fails, its error is raised."""
     experiment = Experiment(config, out, label)
@@ -54,14 +54,14 @@ def start_run(
 
 
 def resume_run(
-    out: Path, watch: Watch, device: str | None, engine: MakeEngine, config: Config | None
+    out: Path, watch: RunCallbacks, device: str | None, engine: MakeEngine, config: Config | None
 ) -> dict[str, Any]:
     """Continue a run under the plan and threads it began with. A run that was given Python objects needs its
     config again."""
     if not (Path(out) / "manifest.json").exists() and run_folders(out):
         raise ConfigError(f"the runs in {out} are not a sweep; resume them one by one")
     manifest = read_manifest(out)
-    terms = Terms(
+    terms = RunTerms(
         (Plan(**manifest["plan"]),),
         int(manifest["threads"]),
         str(choose_device(out, device, manifest["device"])),
@@ -81,7 +81,9 @@ def resume_run(
         return _run_one(experiment, terms, engine, watch)
 
 
-def _run_one(experiment: Experiment, terms: Terms, engine: MakeEngine, watch: Watch) -> dict[str, Any]:
+def _run_one(
+    experiment: Experiment, terms: RunTerms, engine: MakeEngine, watch: RunCallbacks
+) -> dict[str, Any]:
     before = experiment.store.round()
     (driver,) = run_together([experiment], terms, engine, watch, contain=False)
     if driver.error is None:

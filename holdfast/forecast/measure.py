@@ -20,7 +20,7 @@ from holdfast.core.peak_memory import forget_peak, peak
 from holdfast.experiment.config import Config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.planner import client_steps, pick_device
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.forecast.extrapolation import (
     Forecast,
     MeasuredRounds,
@@ -44,7 +44,7 @@ _NEVER = 10**9
 class _Stage:
     """Follows the measured experiments and ends them in time."""
 
-    def __init__(self, watch: Watch):
+    def __init__(self, watch: RunCallbacks):
         self.watch, self.called = watch, time.perf_counter()
         self.engine: ShortRoundEngine | None = None
         self.experiments: list[Experiment] = []
@@ -116,7 +116,7 @@ class _Stage:
 def forecast_cost(
     cells: Sequence[tuple[str, Config]],
     out: Path,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     plugins: Sequence[str] = (),
     shard: tuple[int, int] = (1, 1),
 ) -> Forecast:
@@ -125,7 +125,7 @@ def forecast_cost(
     forget_peak()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    stage = _Stage(watch or Watch())
+    stage = _Stage(watch or RunCallbacks())
     with _folder_beside(out) as folder:
         _run(stage, cells, folder / out.name, plugins, shard)
         seen = stage.seen()

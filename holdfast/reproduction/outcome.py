@@ -24,7 +24,7 @@ from holdfast.core.keys import Key
 from holdfast.core.reading import is_number, is_whole, read_json
 from holdfast.data.federation import build_federation
 from holdfast.experiment.manifest import are_words, folder_name, run_folders
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.reproduction.claims import ClaimResult, examine
 from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.study import Study, make
@@ -106,7 +106,7 @@ def reproduce(
     study: Study,
     request: StudyRequest,
     out: Path,
-    watch: Callable[[], Watch] | None = None,
+    watch: Callable[[], RunCallbacks] | None = None,
     plugins: Sequence[str] = (),
     retry: bool = False,
 ) -> Outcome:
@@ -130,7 +130,7 @@ def reproduce(
     write_atomically(
         out / "study.json", json.dumps(content, indent=1).encode()
     )  # keeps the order of the labels, which has a meaning
-    follow = watch or Watch
+    follow = watch or RunCallbacks
     if study.fused:
         sweep(grid.to_run(), out / "runs", follow(), plugins, retry=retry)
     else:
@@ -193,7 +193,9 @@ def _grid(content: Mapping[str, Any], path: Path) -> StudyGrid:
         raise ConfigError(f"{path / 'study.json'}: {error}") from None
 
 
-def _one_by_one(grid: StudyGrid, out: Path, follow: Callable[[], Watch], plugins: Sequence[str]) -> None:
+def _one_by_one(
+    grid: StudyGrid, out: Path, follow: Callable[[], RunCallbacks], plugins: Sequence[str]
+) -> None:
     """Run the experiments separately. Experiments that run together share their time; where time is the
     result, each needs the machine for itself."""
     cells = grid.to_run()

@@ -27,8 +27,8 @@ from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import manifest_of, read_manifest, warn_of_objects
 from holdfast.experiment.runner import (
     MakeEngine,
-    Terms,
-    Watch,
+    RunCallbacks,
+    RunTerms,
     agree,
     check_same,
     choose_device,
@@ -45,7 +45,7 @@ class _Task:
     """What this process has to do, and how."""
 
     folder: SweepFolder
-    watch: Watch
+    watch: RunCallbacks
     plugins: Sequence[str]
     engine: MakeEngine
     retry: bool = False
@@ -67,19 +67,19 @@ class _Task:
 def sweep(
     cells: Sequence[tuple[str, Config]],
     out: Path,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     plugins: Sequence[str] = (),
     shard: tuple[int, int] = (1, 1),
     retry: bool = False,
     engine: MakeEngine = Simulator,
 ) -> list[RunStatus]:
     """Run all that is left of a sweep, or of one shard of it, and return the status of every cell."""
-    return _work(_Task(SweepFolder(out, cells), watch or Watch(), plugins, engine, retry), shard)
+    return _work(_Task(SweepFolder(out, cells), watch or RunCallbacks(), plugins, engine, retry), shard)
 
 
 def resume_sweep(
     out: Path,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     device: str | None = None,
     plugins: Sequence[str] = (),
     retry: bool = False,
@@ -90,7 +90,13 @@ def resume_sweep(
         load_plugin(plugin)
     return _work(
         _Task(
-            SweepFolder(out, read_sweep(out)), watch or Watch(), plugins, engine, retry, device, resuming=True
+            SweepFolder(out, read_sweep(out)),
+            watch or RunCallbacks(),
+            plugins,
+            engine,
+            retry,
+            device,
+            resuming=True,
         ),
         (1, 1),
     )
@@ -214,7 +220,7 @@ def _begin(task: _Task, experiments: list[Experiment]) -> None:
         raise
 
 
-def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment], Terms]:
+def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment], RunTerms]:
     """Return the experiments that can be trained, and their terms. A network whose first trial fails is
     recorded and does not stop the others; if nothing of the sweep can begin, its error is raised instead."""
     device = task.device or experiments[0].config.engine.device
@@ -229,14 +235,14 @@ def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment
                 agree(
                     [experiment for experiment in experiments if experiment.run_context.plan_key == key],
                     device,
-                    Watch(),
+                    RunCallbacks(),
                 )
             except Exception as error:
                 errors[key] = error
         able = [experiment for experiment in experiments if experiment.run_context.plan_key not in errors]
         if not able and not task.folder.groups():
             raise first
-    terms = agree(able, device, task.watch) if able else Terms((), 1, device)
+    terms = agree(able, device, task.watch) if able else RunTerms((), 1, device)
     for experiment in experiments:
         if experiment.run_context.plan_key in errors:
             write_failure(experiment.out, 0, errors[experiment.run_context.plan_key])
@@ -272,7 +278,7 @@ def _continue(task: _Task, group: Group, members: list[CellFolder]) -> None:
                 forget_failure(experiment.out)
             run_together(
                 chosen,
-                Terms(tuple(plans[e.out.name] for e in chosen), group.threads, device),
+                RunTerms(tuple(plans[e.out.name] for e in chosen), group.threads, device),
                 task.engine,
                 task.watch,
             )

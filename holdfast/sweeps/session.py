@@ -11,7 +11,7 @@ from holdfast.core.registry import load_plugin
 from holdfast.engine.simulator import NEEDS_SAMPLES, Simulator
 from holdfast.experiment.config import Config
 from holdfast.experiment.manifest import is_sweep
-from holdfast.experiment.runner import MakeEngine, Watch
+from holdfast.experiment.runner import MakeEngine, RunCallbacks
 from holdfast.experiment.session import resume_run, start_run
 from holdfast.sweeps.runner import results_of, resume_sweep, sweep
 
@@ -19,13 +19,13 @@ from holdfast.sweeps.runner import results_of, resume_sweep, sweep
 def start(
     cells: Sequence[tuple[str, Config]],
     out: Path,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     plugins: Sequence[str] = (),
     engine: MakeEngine = Simulator,
 ) -> list[dict[str, Any]]:
     """Run one new experiment in `out`, or a sweep of several in folders below it; an experiment that fails
     raises its error."""
-    watch = watch or Watch()
+    watch = watch or RunCallbacks()
     if engine is Simulator and any(config.data.name == "declared" for _, config in cells):
         raise DataError(NEEDS_SAMPLES)  # before anything is written
     if len(cells) > 1:
@@ -36,7 +36,7 @@ def start(
 
 def resume(
     out: Path,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     device: str | None = None,
     plugins: Sequence[str] = (),
     engine: MakeEngine = Simulator,
@@ -44,7 +44,7 @@ def resume(
 ) -> list[dict[str, Any]]:
     """Continue a run or a sweep under the plan and threads it began with. A run that was given Python objects
     needs its config again."""
-    watch = watch or Watch()
+    watch = watch or RunCallbacks()
     if is_sweep(out):
         return results_of(resume_sweep(out, watch, device, plugins, engine=engine))
     for plugin in plugins:

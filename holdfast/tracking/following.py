@@ -24,7 +24,7 @@ from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.files import as_json, replace_file
 from holdfast.core.reading import is_whole, read_json
 from holdfast.experiment.loop import Experiment
-from holdfast.experiment.runner import Say, Watch
+from holdfast.experiment.runner import RunCallbacks, Say
 from holdfast.tracking.base import Figures, KnownRun, Tracker, harmless, numbers, settings
 
 FILE = "tracking.json"
@@ -36,9 +36,9 @@ Make = Callable[[], Tracker]
 
 
 @contextmanager
-def tracked(track: Sequence[str | Make], watch: Watch | None = None) -> Iterator[Watch]:
+def tracked(track: Sequence[str | Make], watch: RunCallbacks | None = None) -> Iterator[RunCallbacks]:
     """Yield a watch that also informs these trackers."""
-    watch = watch or Watch()
+    watch = watch or RunCallbacks()
     if not track:
         yield watch
         return
@@ -102,7 +102,7 @@ class Tracking:
         self._thread = threading.Thread(target=self._work, name="holdfast-tracking", daemon=True)
         self._thread.start()
 
-    def beside(self, watch: Watch) -> Watch:
+    def beside(self, watch: RunCallbacks) -> RunCallbacks:
         def planned(experiments: list[Experiment]) -> None:
             for experiment in experiments:
                 self.begin(experiment)
@@ -112,7 +112,7 @@ class Tracking:
             watch.moved(experiment)
             self.moved(experiment)
 
-        return Watch(watch.say, moved, planned)
+        return RunCallbacks(watch.say, moved, planned)
 
     def begin(self, experiment: Experiment) -> None:
         """Open the experiment in every tracker, and send the rounds that a known run has missed."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import write_atomically
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.report.read_runs import SettingRuns, by_setting, read_records
 from holdfast.report.rerun_config import as_text
 from holdfast.report.table import CHOSEN, STATUS, Entry, Table, percent, to_markdown
@@ -69,7 +69,7 @@ class Tuning:
             raise ConfigError(f"{self.out} holds a run or a sweep already; choose another --out")
 
     def try_all(
-        self, watch: Watch | None = None, plugins: Sequence[str] = (), retry: bool = False
+        self, watch: RunCallbacks | None = None, plugins: Sequence[str] = (), retry: bool = False
     ) -> list[Choice]:
         """Run every trial and choose; write what was tried and chosen."""
         statuses = sweep(self.cells, self.out / "trials", watch, plugins, retry=retry)
@@ -105,7 +105,7 @@ class Tuning:
     def report(
         self,
         choices: Sequence[Choice],
-        watch: Watch | None = None,
+        watch: RunCallbacks | None = None,
         plugins: Sequence[str] = (),
         retry: bool = False,
     ) -> Tuned:

@@ -36,7 +36,7 @@ def test_equal_architectures_have_equal_layouts() -> None:
     assert Layout.of(nn.Sequential(nn.Linear(2, 3))) != LAYOUT
 
 
-def test_masks() -> None:
+def test_masks_select_the_tensors_of_a_submodule() -> None:
     assert LAYOUT.trainable.nonzero().flatten().tolist() == list(
         range(18)
     )  # not the frozen bias, not the buffers
@@ -76,7 +76,7 @@ def test_a_whole_wire_copies_nothing() -> None:
     assert torch.equal(wire.unpack(model, torch.zeros(26)), model)
 
 
-def test_a_part_travels_and_the_rest_stays_ones_own() -> None:
+def test_a_part_travels_and_the_rest_stays_the_clients_own() -> None:
     wire = Wire.of(LAYOUT, ~LAYOUT.under("2"))
     assert not wire.whole and (wire.size, wire.parameters, wire.buffers) == (22, 15, 7)
     model, own = torch.arange(26.0).expand(2, -1), -torch.ones(2, 26)
@@ -90,14 +90,14 @@ def test_a_part_travels_and_the_rest_stays_ones_own() -> None:
     assert (own == -1).all()
 
 
-def test_nothing_travels() -> None:
+def test_a_wire_without_entries_changes_no_model() -> None:
     wire = Wire.of(LAYOUT, torch.zeros(26, dtype=torch.bool))
     assert (wire.size, wire.parameters, wire.whole) == (0, 0, False)
     assert wire.pack(torch.ones(3, 26)).shape == (3, 0)
     assert torch.equal(wire.unpack(torch.zeros(3, 0), torch.ones(3, 26)), torch.ones(3, 26))
 
 
-def test_the_layout_of_what_travels():
+def test_the_layout_of_a_wire_names_the_travelling_entries():
     whole = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))
     shared = torch.ones(whole.size, dtype=torch.bool)
     shared[0:2] = False  # one row of the first weight stays

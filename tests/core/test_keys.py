@@ -80,7 +80,7 @@ def test_a_longer_draw_begins_with_the_shorter_one() -> None:
     assert torch.equal(Key(3).uniform(10)[:4], Key(3).uniform(4))
 
 
-def test_repeat() -> None:
+def test_a_repeated_key_draws_the_same_numbers() -> None:
     assert (
         Key(0).fold(torch.arange(3)).repeat(2).bits.tolist()
         == Key(0).fold(torch.tensor([0, 1, 2, 0, 1, 2])).bits.tolist()

@@ -113,7 +113,7 @@ def test_a_type_that_the_schema_names_is_the_only_one() -> None:
     assert len(screen(Uplink(up.ids, {"place": torch.tensor([3, 4])}), schema)) == 2
 
 
-def test_nobody_is_fine() -> None:
+def test_no_rows_pass_screening() -> None:
     nobody = uplink().only(torch.zeros(3, dtype=torch.bool))
     assert len(screen(nobody, SCHEMA, norm_cap=1.0)) == 0
     every = screen(uplink(update=torch.full((3, 2), float("nan"))), SCHEMA)

@@ -27,7 +27,7 @@ def tried(m: Tensor) -> float:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_against_brute_force(seed: int) -> None:
+def test_weights_equal_those_of_brute_force(seed: int) -> None:
     torch.manual_seed(seed)
     n = 1 + seed % 6
     x = torch.randn(
@@ -42,7 +42,7 @@ def test_against_brute_force(seed: int) -> None:
     assert float(a @ lifted @ a) == pytest.approx(tried(lifted), abs=1e-10 * float(m.diagonal().max()))
 
 
-def test_by_hand() -> None:
+def test_weights_computed_by_hand() -> None:
     """Independent errors: weights as 1 / variance. One that can only do harm has none."""
     torch.testing.assert_close(
         least(torch.diag(torch.tensor([1.0, 2.0, 4.0]))),
@@ -74,21 +74,21 @@ def test_one_absurd_entry_changes_nothing_between_the_others(absurd: float) -> N
     torch.testing.assert_close(a, expected / expected.sum(), rtol=0, atol=1e-9)
 
 
-def test_who_makes_no_error_takes_all() -> None:
+def test_a_client_without_error_gets_all_weight() -> None:
     a = least(torch.diag(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)))
     assert a is not None and a.tolist() == pytest.approx([1.0, 0.0, 0.0], abs=2 * FLOOR)
     a = least(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))  # not convex, and both alike
     assert a is not None and a.tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_nothing_to_choose_by() -> None:
+def test_equal_clients_get_equal_weights() -> None:
     assert least(torch.zeros(4, 4)).tolist() == [0.25] * 4  # type: ignore[union-attr]
     assert least(-torch.eye(2)).tolist() == [0.5] * 2  # type: ignore[union-attr]
     assert least(torch.tensor([[float("nan")]])) is None and least(torch.tensor([[float("inf")]])) is None
     assert least(torch.zeros(0, 0)).tolist() == []  # type: ignore[union-attr]
 
 
-def test_it_moves_only_a_little_when_the_numbers_do() -> None:
+def test_small_changes_of_the_matrix_change_the_weights_little() -> None:
     torch.manual_seed(1)
     x = torch.randn(30, 5, dtype=torch.float64)  # singular
     a, b = least(x @ x.T), least(x @ x.T + 1e-14 * torch.randn(30, 30, dtype=torch.float64))

@@ -49,11 +49,11 @@ def test_the_demo_is_one_sweep_of_the_methods_it_lists() -> None:
 
 @pytest.mark.slow
 def test_fedcap_withstands_the_attack_in_the_demo(tmp_path: Path) -> None:
-    from holdfast.experiment.runner import Watch
+    from holdfast.experiment.runner import RunCallbacks
     from holdfast.report.read_runs import by_setting, read_records
 
     began = time.monotonic()
-    demo.run_demo(tmp_path / "demo", Watch())
+    demo.run_demo(tmp_path / "demo", RunCallbacks())
     assert time.monotonic() - began < 60
     lines = {line.label: line for line in by_setting(read_records(tmp_path / "demo"))}
     accuracy = {label: line.mean("accuracy") or 0.0 for label, line in lines.items()}

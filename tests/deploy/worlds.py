@@ -14,7 +14,7 @@ from holdfast.core.types import State
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import read_config
-from holdfast.experiment.runner import MakeEngine, Watch
+from holdfast.experiment.runner import MakeEngine, RunCallbacks
 from holdfast.storage.client_state import RowStore
 from holdfast.storage.store import Store, read_tensors
 from holdfast.sweeps.session import start
@@ -60,7 +60,7 @@ def simulate(
     moved: Callable[[Any], None] = lambda experiment: None,
 ) -> Path:
     made: Config = make_config(read_config(config))
-    start([("", made)], out, Watch(moved=moved), engine=engine)
+    start([("", made)], out, RunCallbacks(moved=moved), engine=engine)
     return out
 
 

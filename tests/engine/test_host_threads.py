@@ -18,7 +18,7 @@ from holdfast.storage.store import read_tensors
 from holdfast.sweeps.session import start
 
 
-def test_in_order_and_at_once() -> None:
+def test_results_are_in_order_and_work_runs_at_once() -> None:
     together = threading.Barrier(3, timeout=60)
 
     def work(item: int) -> tuple[int, str, bool]:
@@ -46,7 +46,7 @@ def test_an_error_is_raised_when_all_have_ended() -> None:
     assert sorted(ended) == [1, 2, 3]
 
 
-def test_what_is_here_stays_where_it_is() -> None:
+def test_tensors_on_the_host_are_not_copied() -> None:
     value = torch.arange(4.0)
     assert on_host({"a": value})["a"] is value
 
@@ -60,7 +60,7 @@ def test_parts_are_put_end_to_end() -> None:
     assert joined(parts[2:], torch.device("cpu")).stride() == (0, 0)  # one is not copied
 
 
-def test_a_table_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_has_the_same_bits_with_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Private rows, attackers, rules, and what is committed, of cells that are fused and of some that are
     not."""
 

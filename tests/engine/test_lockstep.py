@@ -40,7 +40,7 @@ def driver(name: str, rounds: int, fails_in: int | None = None, first: int = 1) 
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_failure_is_told_once_the_others_have_committed_its_round(
+def test_a_failure_is_reported_once_the_others_have_committed_its_round(
     monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     """If the process is killed before that, the round is played again by all, with the one that fails. Of

@@ -64,7 +64,7 @@ def test_scores_are_accuracies_on_the_members_own_samples(
 
 
 @pytest.mark.parametrize("name", [name for name, method in built_in("method").items() if method.reduces])
-def test_every_method_can_have_one(name: str, simulate: Callable[..., Run]) -> None:
+def test_every_method_can_have_a_committee(name: str, simulate: Callable[..., Run]) -> None:
     alone = (
         {"name": name, "committee": False} if name == "c-pfl" else name
     )  # else its own committee has its say first

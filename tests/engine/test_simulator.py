@@ -82,7 +82,7 @@ def test_experiments_that_share_a_recipe_become_one_stack(
     ],
     ids=str,
 )
-def test_experiments_that_do_not_are_worked_on_side_by_side(
+def test_experiments_with_different_recipes_are_separate_stacks(
     change: dict[str, Any], stacks: list[tuple[str, int, int]], simulate_all: Callable[..., list[Run]]
 ) -> None:
     simulate_all(cells({}, change))
@@ -147,7 +147,7 @@ def test_a_clients_key_depends_on_what_it_is_for_and_on_nothing_else() -> None:
     )
 
 
-def test_the_servers_own_table_stands_first() -> None:
+def test_the_servers_own_data_comes_first() -> None:
     labels = np.arange(10)
     table, root = (
         ClientRows.from_lists([np.array([1, 2]), np.array([3]), np.array([4, 5, 6])], labels),
@@ -170,7 +170,7 @@ def test_joined_tables_are_as_wide_as_the_widest() -> None:
     )
 
 
-def test_banks_and_picks_of_several_experiments(tmp_path: Path) -> None:
+def test_banks_of_several_experiments_are_joined_and_picks_shifted(tmp_path: Path) -> None:
     """Picks of the second bank are shifted behind the first; a narrower pick is filled with 'none'."""
     experiment = Experiment(tiny(), tmp_path / "x")
     clients = ClientStack({experiment.run_context.plan_key: Plan("vmap")})
@@ -250,7 +250,7 @@ def test_a_fused_cell_trains_with_its_own_numbers(
 
 
 @pytest.mark.parametrize("real", [0, 1])
-def test_what_evaluation_asks_is_not_fused_with_what_is_kept(real: int, tmp_path: Path) -> None:
+def test_exchanges_that_discard_state_are_not_fused_with_others(real: int, tmp_path: Path) -> None:
     """Two cells ask for the same task at once, one of them off the books: only the other one's clients have
     new private rows."""
     simulator, experiments = side_by_side(tmp_path, *cells({}, {"seed": 1}))
@@ -263,7 +263,7 @@ def test_what_evaluation_asks_is_not_fused_with_what_is_kept(real: int, tmp_path
     ]
 
 
-def test_out_of_memory_once_is_no_failure(
+def test_out_of_memory_frees_programs_and_tries_again(
     simulate: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What programs hold is given back, and the same work is done again: same bits."""

@@ -124,7 +124,7 @@ class Watching(Method):
     Server = Nosy
 
 
-def test_nothing_leads_to_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_in_a_context_leads_to_the_attackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     HANDED.clear()
     made: list[Experiment] = []
     build = Experiment.__init__

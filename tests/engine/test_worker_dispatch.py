@@ -22,7 +22,7 @@ from holdfast.engine.simulator import without_unused_models
 from holdfast.engine.workers import Pool
 from holdfast.experiment import manifest, planner
 from holdfast.experiment.config import make_config
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.local.plan import Plan
 from holdfast.local.plan_choice import Forecast
 from holdfast.methods import ClientRule, Method
@@ -125,13 +125,13 @@ def test_on_plan_loop_workers_change_no_bit(method: str, simulate: Callable[...,
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
-def test_on_plan_vmap_they_change_the_last_bits_at_most(method: str, simulate: Callable[..., Run]) -> None:
+def test_on_plan_vmap_workers_change_the_last_bits_at_most(method: str, simulate: Callable[..., Run]) -> None:
     one, two = (simulate(method=method, train={"rounds": 3}, engine={"workers": count}) for count in (1, 2))
     assert two.manifest["plan"]["workers"] == 2 and two.manifest["threads"] == 1
     assert_same(everything(one), everything(two), 1e-10)
 
 
-def test_a_sweep(simulate_all: Callable[..., list[Run]]) -> None:
+def test_a_sweep_has_the_same_bits_with_workers(simulate_all: Callable[..., list[Run]]) -> None:
     """Cells share chunks, and two groups share the workers."""
     pulled, longer = (
         {"method": {"name": "ditto", "lam": 2.0}, "seed": 1},
@@ -146,7 +146,7 @@ def test_a_sweep(simulate_all: Callable[..., list[Run]]) -> None:
         same_bits(one, two)
 
 
-def test_the_numbers_do_not_depend_on_who_did_the_work(
+def test_the_numbers_do_not_depend_on_which_worker_did_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that began with workers goes on where there are none, with the same bits, also in float32 on plan
@@ -160,7 +160,7 @@ def test_the_numbers_do_not_depend_on_who_did_the_work(
     same_bits(with_workers, without)
 
 
-def test_small_memory(simulate: Callable[..., Run]) -> None:
+def test_workers_keep_a_small_memory_bound(simulate: Callable[..., Run]) -> None:
     """The bound holds for all of them together: each has a share of the rows."""
     large, small = (
         simulate(method="ditto", engine={"plan": "loop", "workers": 2, "memory": memory})
@@ -171,7 +171,7 @@ def test_small_memory(simulate: Callable[..., Run]) -> None:
     same_bits(large, small)
 
 
-def test_no_process_is_left(simulate: Callable[..., Run]) -> None:
+def test_no_worker_process_is_left_after_a_run(simulate: Callable[..., Run]) -> None:
     simulate(engine={"workers": 2})
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -202,7 +202,7 @@ def test_a_killed_worker_stops_the_run_where_it_can_go_on(
         ("test-tripping", {"workers": 1, "memory": "50KB"}, "ZeroDivisionError: the client fell"),
     ],
 )
-def test_one_that_fails_takes_no_other_with_it(
+def test_an_experiment_that_fails_does_not_stop_the_others(
     tmp_path: Path, method: str, engine: dict[str, Any], error: str
 ) -> None:
     """Those that shared its stacks are asked again, and start from the rows they had, not from what the
@@ -259,7 +259,7 @@ def test_a_worker_that_is_killed_once_changes_no_bit(tmp_path: Path, monkeypatch
         same_bits(one, other)
 
 
-def test_a_rule_with_a_memory_of_its_own_is_played_here(tmp_path: Path) -> None:
+def test_a_client_half_that_keeps_state_runs_in_the_parent_process(tmp_path: Path) -> None:
     sections: dict[str, Any] = {"method": "test-counting", "engine": {"plan": "loop", "workers": 2}}
     with pytest.warns(RuntimeWarning, match=r"Counting\.calls changes from call to call"):
         (two,) = run_all([sections], tmp_path / "two")
@@ -364,14 +364,16 @@ def test_a_measured_choice_is_said_and_written_down(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     said: list[str] = []
     session.start(
-        [("", tiny(engine={"plan": "auto", "threads": None}))], tmp_path / "run", Watch(say=said.append)
+        [("", tiny(engine={"plan": "auto", "threads": None}))],
+        tmp_path / "run",
+        RunCallbacks(say=said.append),
     )
     assert (
         "2 worker processes of 1 thread" in said[0] and Run(tmp_path / "run").manifest["plan"]["workers"] == 2
     )
 
 
-def test_what_cannot_be(tmp_path: Path) -> None:
+def test_impossible_numbers_of_workers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="engine.threads is 2"):
         session.start([("", tiny(engine={"workers": 2, "threads": 2}))], tmp_path / "run")
     with pytest.raises(ConfigError, match="engine.workers"):

@@ -51,7 +51,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_answers_come_in_order_whoever_gives_them() -> None:
+def test_answers_come_in_the_order_of_the_messages() -> None:
     pool = Pool(2, work)
     answers = ask(pool, *range(7))
     assert [message for message, _, _ in answers] == list(range(7))
@@ -83,7 +83,7 @@ def test_tensors_travel_as_they_are(dtype: torch.dtype) -> None:
     got["a"][0] = 1  # and may be written to
 
 
-def test_more_than_a_socket_holds() -> None:
+def test_messages_larger_than_a_socket_buffer_arrive() -> None:
     big = torch.randn(3_000_000)
     pool = Pool(2, lambda message: message * 2)
     assert all(torch.equal(answer, big * 2) for answer in ask(pool, *[big] * 5))
@@ -100,7 +100,7 @@ def test_a_message_is_made_when_its_worker_is_free() -> None:
     assert pool.close.alive is False
 
 
-def test_a_slow_one_does_not_hold_up_the_others() -> None:
+def test_a_slow_worker_does_not_delay_the_others() -> None:
     pool = Pool(2, lambda seconds: (time.sleep(seconds), os.getpid())[1])
     slow, *quick = ask(pool, 0.3, *[0.0] * 3)
     assert slow not in quick and len(set(quick)) == 1
@@ -166,7 +166,7 @@ def test_from_a_thread_and_beside_one() -> None:
     assert [message for message, _, _ in got] == [1, 2]
 
 
-def test_nobody_holds_it_any_more() -> None:
+def test_a_pool_that_is_no_longer_referenced_ends_its_workers() -> None:
     pool = Pool(1, work)
     ((_, pid, _),) = ask(pool, 0)
     del pool

@@ -68,7 +68,7 @@ def test_decisions_where_attackers_change() -> None:
     assert figures["detection/fnr"] == pytest.approx(4 / 6)
 
 
-def test_nothing_to_tell() -> None:
+def test_without_attackers_figures_are_null() -> None:
     assert of_rounds([]) == {"detection/auc/weights": None, "detection/rounds": None}
     assert of_rounds([], decide=True)["detection/dacc"] is None
     assert of_rounds([judged_round(1, [], {"0": "long"}, [0.25] * 4, [1.0] * 4)])["detection/rounds"] is None
@@ -83,7 +83,7 @@ class Longest(Detector):
         return Judgement(state, {int(ids[far.argmax()]): "farthest"}, {"far": far})
 
 
-def test_in_a_run(simulate: Callable[..., Run]) -> None:
+def test_detection_figures_of_a_run_under_attack(simulate: Callable[..., Run]) -> None:
     """Attackers 1 and 3 go in the first two rounds, a benign client in the third, in which there is nothing
     to tell any more."""
     attack = {"name": "sign-flip", "scale": 100.0, "clients": (1, 3)}

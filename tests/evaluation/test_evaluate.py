@@ -122,7 +122,7 @@ def test_scoring_leaves_the_module_in_the_mode_it_was_in_and_the_models_alone() 
     assert torch.equal(bank, before)
 
 
-def test_nobody() -> None:
+def test_no_clients_give_empty_scores() -> None:
     network, nobody = network_of(make), torch.zeros(0, dtype=torch.int64)
     for plan in (LOOP, VMAP):
         got = score(network, plain, models(network, 1), nobody, SAMPLES, deal_nobody(), plan)
@@ -225,7 +225,7 @@ def test_validation_selects_a_round(simulate: Callable[..., Run]) -> None:
     assert run.final["validation/accuracy"] == pytest.approx(sum(by_hand.values()) / 5)
 
 
-def test_last_best_and_when(simulate: Callable[..., Run]) -> None:
+def test_last_and_best_accuracy_and_rounds_to_targets(simulate: Callable[..., Run]) -> None:
     run = simulate(train={"rounds": 5, "lr": 0.5}, evaluate={"every": 2, "targets": [0.0, 1.0]})
     assert run.metrics["accuracy"].notna().tolist() == [
         False,
@@ -242,7 +242,7 @@ def test_last_best_and_when(simulate: Callable[..., Run]) -> None:
         run.clients(3)
 
 
-def test_some_models_only(simulate: Callable[..., Run]) -> None:
+def test_only_the_models_asked_for_are_measured(simulate: Callable[..., Run]) -> None:
     run = simulate(method="ditto", evaluate={"models": ["global"]})
     assert run.final["accuracy"] is None and run.final["accuracy/personal"] is None
     assert (

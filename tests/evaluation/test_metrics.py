@@ -74,7 +74,7 @@ def test_fedcaps_tacc_is_the_better_average_of_customised_and_personal_models() 
     assert figures["accuracy/better_of"] == pytest.approx(0.575)
 
 
-def test_tacc_of_methods_that_have_not_all_models() -> None:
+def test_tacc_of_methods_that_lack_some_models() -> None:
     """What clients are sent is the global model where it is no customised one. Without one of the two, the
     other counts; where one was not measured, nothing can be said."""
     taken = {
@@ -123,7 +123,7 @@ def test_clients_without_test_samples_do_not_count() -> None:
     assert of_round(fields, BENIGN, ("global",), "global")["accuracy"] == pytest.approx((0.5 + 0.8 + 1) / 3)
 
 
-def test_nobody_to_measure() -> None:
+def test_without_clients_figures_are_null() -> None:
     nobody = {name: value[:0] for name, value in FIELDS.items()}
     figures = of_round(nobody, BENIGN[:0], ("global", "personal"), "personal")
     assert set(figures.values()) == {None} and {
@@ -134,7 +134,7 @@ def test_nobody_to_measure() -> None:
     assert set(of_round(FIELDS, torch.zeros(5, dtype=torch.bool), ("global",), "global").values()) == {None}
 
 
-def test_validation_stands_beside_test() -> None:
+def test_validation_figures_are_reported_beside_test_figures() -> None:
     fields = FIELDS | {f"validation/{name.removeprefix('test/')}": value for name, value in FIELDS.items()}
     fields["validation/global/correct"] = counts(4, 5, 2, 10, 0)
     figures = of_round(fields, BENIGN, ("global",), "global")
@@ -325,7 +325,7 @@ def test_detection_rates(
         ({"accuracy": float("nan")}, [], None),
     ],
 )
-def test_divergence(figures: Any, exchanges: Any, words: str | None) -> None:
+def test_when_a_round_counts_as_diverged(figures: Any, exchanges: Any, words: str | None) -> None:
     said = metrics.divergence(figures, exchanges, malicious={9})
     assert said is None if words is None else said is not None and words in said
 

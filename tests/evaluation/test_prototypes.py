@@ -56,7 +56,7 @@ def test_clients_without_any_sample_have_zeros_of_the_right_width() -> None:
 
 
 @pytest.mark.parametrize(("weighting", "expected"), [("equal", 2.0), ("samples", 1.5)])
-def test_means_over_those_who_hold_a_class(weighting: str, expected: float) -> None:
+def test_means_are_over_the_clients_that_hold_a_class(weighting: str, expected: float) -> None:
     """Client 0 holds three samples of class 0, client 1 one; nobody holds class 1, which keeps what it had,
     known or not."""
     means, held = torch.tensor([[[1.0], [7.0]], [[3.0], [8.0]]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])

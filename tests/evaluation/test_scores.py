@@ -139,7 +139,9 @@ def test_three_classes_by_hand() -> None:
         ([[-1e308, 1e308], [NAN, 0]], [1, 0], ((1 + 0) / 2, 0.5, 0.0)),  # and still not as much as the worst
     ],
 )
-def test_corners_by_hand(logits: list[list[float]], labels: list[int], expected: tuple[float, ...]) -> None:
+def test_edge_cases_by_hand(
+    logits: list[list[float]], labels: list[int], expected: tuple[float, ...]
+) -> None:
     assert tuple(tally_of(logits, labels).values()) == pytest.approx(expected, abs=1e-15)
     assert [SLOW[name](logits, labels) for name in METRICS] == pytest.approx(expected, abs=1e-15)
 
@@ -210,7 +212,7 @@ def test_all_paths_equal_plain_python(
     assert (got.more["auc"][[0, 2, 5, 8]] >= 0).all()
 
 
-def test_asking_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_metrics_do_not_change_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     network, samples, data = world(5)
     for plan, which in PATHS.values():
         bank = starts(network, int(which.max()) + 1)
@@ -237,7 +239,7 @@ def test_an_area_is_exact_however_many_pairs_there_are() -> None:
     assert float(tally.score().more["auc"]) == float(Fraction(2 * pairs - 1, 2 * pairs)) < 1
 
 
-def test_portions_cover_everybody_within_the_bound() -> None:
+def test_portions_cover_all_clients_within_the_bound() -> None:
     def portions(count: list[int], most: int) -> list[tuple[int, int]]:
         return [
             (p.start, p.stop) for p in evaluate._portions(torch.tensor(count, dtype=torch.int64), 2, most)
@@ -253,7 +255,7 @@ def test_portions_cover_everybody_within_the_bound() -> None:
     assert portions([0, 0, 0], 1) == [(0, 3)]
 
 
-def test_nobody_and_nothing() -> None:
+def test_no_clients_and_clients_without_samples() -> None:
     network, samples, data = world(3)
     nobody = type(data)(data.rows[:0], data.labels[:0], data.count[:0])
     empty = type(data)(data.rows[1:2], data.labels[1:2], data.count[1:2])
@@ -327,7 +329,7 @@ def by_hand(run: Run, table: str, model: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
-def test_a_run_has_them_per_client_and_in_its_result(plan: str, simulate: Callable[..., Run]) -> None:
+def test_a_run_has_the_metrics_per_client_and_in_its_result(plan: str, simulate: Callable[..., Run]) -> None:
     run = simulate(method="ditto", **ASKED, engine={"plan": plan, "threads": 1})
     final, frame = run.final, run.clients()
     for prefix, table in (("", "test"), ("validation/", "validation")):
@@ -381,7 +383,7 @@ def test_clients_of_one_class_have_no_auc(simulate: Callable[..., Run]) -> None:
     assert run.clients()["auc/global"].isna().all()
 
 
-def test_what_was_not_asked_for_is_not_there(simulate: Callable[..., Run]) -> None:
+def test_metrics_that_were_not_asked_for_are_absent(simulate: Callable[..., Run]) -> None:
     run = simulate()
     assert not [name for name in run.final if name.split("/")[0] in METRICS]
     assert not [name for name in run.store.arrays(2) if name.split("/")[-1] in METRICS]
@@ -411,7 +413,7 @@ def test_broken_models_are_wrong(simulate: Callable[..., Run]) -> None:
     )
 
 
-def test_random_orders_of_telling_do_not_matter() -> None:
+def test_the_order_of_portions_does_not_matter() -> None:
     """The same answers in any portions, told by client or by sample."""
     network, samples, data = world(5)
     logits = Key(3).normal(*data.rows.shape, 5, dtype=torch.float64)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.experiment.config import Config, make_config
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.sweeps import session
 
 TINY: dict[str, Any] = {
@@ -26,5 +26,5 @@ def config(**sections: Any) -> Config:
     return make_config({**TINY, **merged})
 
 
-def begin(out: Path, watch: Watch | None = None, **sections: Any) -> list[dict[str, Any]]:
+def begin(out: Path, watch: RunCallbacks | None = None, **sections: Any) -> list[dict[str, Any]]:
     return session.start([("", config(**sections))], out, watch)

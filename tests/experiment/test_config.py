@@ -75,7 +75,7 @@ def test_the_contract_of_the_design_parses(tmp_path: Path) -> None:
     )
 
 
-def test_no_config_at_all_is_one() -> None:
+def test_an_empty_config_is_valid() -> None:
     parts = make_config(read_config(None)).parts()
     assert parts.method.name == "fedcap" and parts.attack is None and make_config({}).data.name == "digits"
 
@@ -209,7 +209,7 @@ def test_objects_without_a_name_are_found_again() -> None:
         ({"evaluate": {"clients": "held-out"}}, ["data.held_out"]),
     ],
 )
-def test_a_mistake_is_one_line(table: dict[str, Any], words: list[str]) -> None:
+def test_a_mistake_is_an_error_of_one_line(table: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         make_config(table).parts()
     text = str(error.value)
@@ -217,7 +217,7 @@ def test_a_mistake_is_one_line(table: dict[str, Any], words: list[str]) -> None:
     assert all(word in text for word in words), text
 
 
-def test_an_object_of_no_kind_in_the_wrong_place() -> None:
+def test_an_object_of_the_wrong_kind_is_refused() -> None:
     from holdfast.aggregators.base import Aggregator
 
     class Rule(Aggregator):
@@ -352,7 +352,7 @@ def test_set_from_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content, words", [(None, "not found"), (b"a = [", "not valid TOML"), (b"\xff", "cannot be read")]
 )
-def test_a_file_that_is_no_config(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_a_file_that_is_not_a_config_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
     file = tmp_path / "c.toml"
     if content is not None:
         file.write_bytes(content)
@@ -361,7 +361,7 @@ def test_a_file_that_is_no_config(tmp_path: Path, content: bytes | None, words: 
     assert words in str(error.value) and str(file) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_folder_is_no_config(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_config(tmp_path)
 

@@ -37,7 +37,7 @@ def test_cohorts_change_and_are_fair() -> None:
     assert (share - 0.25).abs().max() < 0.08
 
 
-def test_a_clients_luck_does_not_depend_on_who_else_is_there() -> None:
+def test_a_clients_draw_does_not_depend_on_other_clients() -> None:
     """Without one client the others keep their order: only the last place changes hands."""
     whole = made(participation=0.25)
     for round in range(20):
@@ -85,7 +85,7 @@ def test_bans_are_permanent_and_the_first_reason_stays() -> None:
     assert empty.banned == {}
 
 
-def test_some_draw_the_banned_all_the_same() -> None:
+def test_a_method_may_draw_banned_clients() -> None:
     r = made(draws_banned=True)
     r.ban({3: "too long"})
     assert drawn(r, 1) == list(range(20)) and r.banned == {3: "too long"}
@@ -122,7 +122,7 @@ def test_probability_and_table() -> None:
         ("missing.json", "cannot be read"),
     ],
 )
-def test_mistakes(given: object, message: str) -> None:
+def test_mistakes_in_availability_are_one_line(given: object, message: str) -> None:
     with pytest.raises(ConfigError, match=f"train.availability: .*{message}"):
         read_availability(given, 4)  # type: ignore[arg-type]
 
@@ -134,7 +134,7 @@ def test_a_file_must_hold_an_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 997])
-def test_the_luckiest_are_drawn(size: int) -> None:
+def test_the_clients_with_the_smallest_hashes_are_drawn(size: int) -> None:
     """Also when two have the same luck: then the first of them."""
     participation = Participation(torch.arange(1000), Key(3), size / 1000)
     available = torch.arange(0, 1000, 2)

@@ -203,7 +203,8 @@ def moved(experiment):
     if experiment.run_context.round == 3:
         print("round 3", flush=True)
         time.sleep(60)
-session.start([("", make_config(json.loads(sys.argv[2])))], Path(sys.argv[1]), session.Watch(moved=moved))
+cells = [("", make_config(json.loads(sys.argv[2])))]
+session.start(cells, Path(sys.argv[1]), session.RunCallbacks(moved=moved))
 """
 
 
@@ -294,7 +295,9 @@ def test_a_full_disk_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert bits(out) == wanted, failing
 
 
-def test_a_finished_run_only_says_its_result_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_only_returns_its_result_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = session.start([("", config())], tmp_path / "run")
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()}
     monkeypatch.setattr(Simulator, "exchange", lambda *args: pytest.fail("something was computed again"))
@@ -363,7 +366,7 @@ def sweep(out: Path, plan: str) -> list[tuple[str, Config]]:
 
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
-def test_a_sweep_whose_cells_stand_at_different_rounds(tmp_path: Path, plan: str) -> None:
+def test_a_sweep_whose_cells_are_in_different_rounds_is_resumed(tmp_path: Path, plan: str) -> None:
     """A kill between the commits of two cells leaves them one round apart; all are ready by then, so the
     others catch up."""
     sweep(tmp_path / "whole", plan)
@@ -426,7 +429,7 @@ def test_a_sweep_killed_at_every_stage(
             assert bits(out / folder) == expected, f"{folder}, killed before event {event}, {seen[event]}"
 
 
-def test_a_folder_of_runs_is_no_sweep(tmp_path: Path) -> None:
+def test_a_folder_of_runs_is_not_resumed_as_a_sweep(tmp_path: Path) -> None:
     begin(config(), tmp_path / "runs" / "one")
     begin(config(), tmp_path / "runs" / "two")
     with pytest.raises(ConfigError, match="are not a sweep; resume them one by one"):

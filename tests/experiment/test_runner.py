@@ -66,7 +66,7 @@ class StumblingMethod(Method):
 
 @pytest.mark.parametrize("name", ["test-falling", "test-stumbling"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_one_that_fails_takes_no_other_with_it(tmp_path: Path, name: str, dtype: str) -> None:
+def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path: Path, name: str, dtype: str) -> None:
     """Also: a method's settings are tensors of the network's own dtype, so they can be multiplied with
     models."""
     train = {"rounds": 3, "local_epochs": 1, "batch_size": 5, "lr": 0.1, "dtype": dtype}
@@ -132,7 +132,7 @@ def test_folders_of_a_thousand_cells_sort_as_cells_do() -> None:
     assert names == sorted(names) and len({len(name) for name in names}) == 1
 
 
-def test_all_ready_or_none_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_round_is_committed_before_all_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No head moves before every experiment of the round is on disk."""
     order: list[tuple[str, int]] = []
     for step in ("prepare", "commit"):

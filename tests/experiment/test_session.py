@@ -14,7 +14,7 @@ import torch
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment import planner
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.results.run import Run
 from holdfast.storage.store import Store
 from holdfast.sweeps import session
@@ -87,7 +87,9 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     ).exists()
 
 
-def test_somebody_was_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_another_process_took_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two starts at once: both found the directory empty, one has played while the other was still
     measuring."""
     measure = planner._forecasts
@@ -141,7 +143,7 @@ def test_plan_rows_and_threads_come_from_the_manifest(
 ) -> None:
     """Under `auto`, a resumed run does not measure again: the faster plan might be another one today."""
     said: list[str] = []
-    begin(tmp_path / "run", Watch(say=said.append), engine={"plan": "auto", "memory": "300KB"})
+    begin(tmp_path / "run", RunCallbacks(say=said.append), engine={"plan": "auto", "memory": "300KB"})
     assert len(said) == 1 and said[0].startswith("plan ")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert (
@@ -193,7 +195,7 @@ def test_a_damaged_state_is_one_line(tmp_path: Path) -> None:
     Store(tmp_path / "run").open().close()  # and the lock is free again
 
 
-def test_what_cannot_be_resumed(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match="no run in"):
             session.resume(path)
@@ -212,7 +214,7 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_run_from_another_device(tmp_path: Path) -> None:
+def test_a_run_from_a_missing_device_is_refused_unless_asked(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     file = tmp_path / "run" / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "cuda"}))
@@ -222,12 +224,12 @@ def test_a_run_from_another_device(tmp_path: Path) -> None:
     assert session.resume(tmp_path / "run", device="cpu")[0]["rounds"] == 2
 
 
-def test_another_pytorch_is_said(tmp_path: Path) -> None:
+def test_resuming_under_another_pytorch_is_reported(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     file = tmp_path / "run" / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"torch": "1.0"}))
     said: list[str] = []
-    session.resume(tmp_path / "run", Watch(say=said.append))
+    session.resume(tmp_path / "run", RunCallbacks(say=said.append))
     assert len(said) == 1 and "1.0" in said[0] and "bits may differ" in said[0]
 
 
@@ -255,7 +257,10 @@ def test_plugins_are_named_but_never_loaded_by_themselves(tmp_path: Path, forget
     assert Run(tmp_path / "run").model() is not None
 
 
-def test_watching(tmp_path: Path) -> None:
+def test_callbacks_follow_a_run(tmp_path: Path) -> None:
     planned, moved = [], []
-    begin(tmp_path / "run", Watch(planned=planned.extend, moved=lambda e: moved.append(e.run_context.round)))
+    begin(
+        tmp_path / "run",
+        RunCallbacks(planned=planned.extend, moved=lambda e: moved.append(e.run_context.round)),
+    )
     assert len(planned) == 1 and moved == sorted(moved) and moved[-1] == 2

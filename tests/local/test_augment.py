@@ -144,14 +144,14 @@ def test_a_row_alone_and_a_shorter_batch_get_the_same_images(augment: Augment, d
     torch.testing.assert_close(augment(x[:, :5], KEYS), whole[:, :5], atol=tolerance, rtol=0)
 
 
-def test_rows_slots_and_changes_draw_apart() -> None:
+def test_rows_slots_and_changes_draw_independent_numbers() -> None:
     x = images(1, 1).expand(3, 4, 3, 6, 8)
     out = EVERYTHING(x, KEYS).flatten(0, 1)
     assert len(out.unique(dim=0)) == 12
     assert not torch.equal(EVERYTHING(x, Key(8).fold(torch.arange(3))), EVERYTHING(x, KEYS))
 
 
-def test_nothing_asked_changes_nothing() -> None:
+def test_without_settings_images_stay_as_they_are() -> None:
     x = images()
     assert Augment()(x, KEYS) is x
     Augment().check((64,))  # tables are fine as long as nothing is asked
@@ -165,7 +165,7 @@ def test_the_input_is_not_written_to() -> None:
     assert torch.equal(x, before)
 
 
-def test_what_cannot_be_augmented_is_refused() -> None:
+def test_samples_that_are_not_images_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"augment needs images .* \[9, 128\]"):
         Augment(flip=0.5).check((9, 128))
     with pytest.raises(ConfigError, match="augment needs images"):

@@ -48,7 +48,7 @@ def test_every_epoch_is_a_permutation_and_epochs_differ() -> None:
             assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_ragged_counts() -> None:
+def test_clients_with_different_counts_have_their_own_batches() -> None:
     order = plan()
     assert order.steps.tolist() == [4, 0, 2, 6, 2]
     assert order.index.shape == (6, 5, 5)
@@ -58,7 +58,7 @@ def test_ragged_counts() -> None:
     assert (real.long().diff(dim=2) <= 0).all()  # real samples first, padding after them
 
 
-def test_drop_last() -> None:
+def test_drop_last_skips_incomplete_batches() -> None:
     order = plan(drop_last=True)
     assert order.steps.tolist() == [2, 0, 0, 4, 2]
     assert all(order.size[t, row] == 5 for row in range(5) for t in range(order.steps[row]))
@@ -109,5 +109,5 @@ def test_positions_are_drawn_evenly() -> None:
 
 
 @pytest.mark.parametrize("counts", [np.zeros(3, dtype=np.int64), np.zeros(0, dtype=np.int64)])
-def test_nobody_has_anything(counts: np.ndarray) -> None:
+def test_clients_without_samples_have_no_steps(counts: np.ndarray) -> None:
     assert plan(counts=counts).index.shape[0] == 0

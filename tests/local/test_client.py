@@ -56,13 +56,13 @@ def test_several_models_each() -> None:
     assert received.into(own)[:, 0].tolist() == [2, -1]  # the second keeps its own
 
 
-def test_nothing_received() -> None:
+def test_clients_that_receive_no_model_keep_their_own() -> None:
     received = Received(torch.zeros(0, 0), torch.zeros(2, 0, dtype=torch.int64), PART)
     own = torch.ones(2, 12)
     assert received.into(own) is own and received.has.tolist() == [False, False]
 
 
-def test_a_part_of_a_model_goes_into_ones_own() -> None:
+def test_a_received_part_replaces_that_part_of_the_clients_own_model() -> None:
     received = Received(torch.tensor([[7.0, 8.0, 9.0]]), torch.tensor([[0], [-1]]), PART)
     own = torch.zeros(2, 12)
     assert received.into(own)[:, 9:].tolist() == [[7, 8, 9], [0, 0, 0]]
@@ -114,7 +114,7 @@ def test_report_holds_what_travels() -> None:
     ]  # of each client's first model
 
 
-def test_states() -> None:
+def test_states_are_stacked_and_taken_apart_by_rows() -> None:
     a, b = {"x": torch.tensor([[1.0], [2.0]])}, {"x": torch.tensor([[3.0]])}
     assert stack_states([a, b])["x"].flatten().tolist() == [1, 2, 3] and stack_states([]) == {}
     assert rows_of(a, torch.tensor([False, True]))["x"].tolist() == [[2.0]]

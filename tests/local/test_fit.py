@@ -72,7 +72,7 @@ def close(got: Tensor, *rows: tuple[float, ...]) -> None:
 
 
 @both_plans
-def test_one_step(plan: Plan) -> None:
+def test_one_step_by_hand(plan: Plan) -> None:
     close(by_hand(plan), (0.75, 1.85))
 
 
@@ -225,7 +225,7 @@ def test_a_client_with_less_than_a_batch_trains_unless_drop_last(plan: Plan, sam
 
 @both_plans
 @pytest.mark.parametrize("change", [{"epochs": 0}, {"steps": 0}], ids=str)
-def test_nothing_to_do_changes_nothing(plan: Plan, change: dict[str, Any], samples: Any) -> None:
+def test_without_steps_models_stay_as_they_are(plan: Plan, change: dict[str, Any], samples: Any) -> None:
     network = network_of(with_norm)
     model = starts(network, 2)
     fitted = train(network, model, samples, deal(samples, [3, 8]), replace(RECIPE, **change), plan)
@@ -233,7 +233,7 @@ def test_nothing_to_do_changes_nothing(plan: Plan, change: dict[str, Any], sampl
 
 
 @both_plans
-def test_no_rows(plan: Plan, samples: Any) -> None:
+def test_a_stack_without_rows_can_be_trained(plan: Plan, samples: Any) -> None:
     network = network_of(small)
     nobody = Padded(
         torch.zeros(0, 1, dtype=torch.int64),
@@ -390,7 +390,7 @@ LAYERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_both_plans_equal_plain_pytorch_on(layer: str) -> None:
+def test_both_plans_equal_plain_pytorch_on_models(layer: str) -> None:
     images = random_samples(30, (2, 6, 6))
     torch.manual_seed(0)
     features = LAYERS[layer]()(torch.zeros(2, 2, 6, 6)).flatten(1).shape[1]

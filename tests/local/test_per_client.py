@@ -63,7 +63,7 @@ def differing() -> Any:
 
 
 @pytest.mark.parametrize("read", ONE_FOR_ALL)
-def test_one_value_for_all_clients_is_noticed(read: Callable[[Any], Any]) -> None:
+def test_reading_one_value_for_all_clients_is_an_error(read: Callable[[Any], Any]) -> None:
     with pytest.raises(
         TrainedApart,
         match=r"^test_per_client.py, line \d+: local.settings.lam is read as one value for all clients",
@@ -104,7 +104,7 @@ def test_fewer_clients_keep_their_own() -> None:
     assert rows_of_number(differing(), torch.tensor([False, True, False])).tolist() == [50]
 
 
-def test_a_loss_does_not_close_over_it() -> None:
+def test_a_loss_that_closes_over_per_client_numbers_is_an_error() -> None:
     """In a training step a batch of three samples would meet three clients, and nothing would be wrong with
     the shapes."""
     lam = differing()
@@ -113,7 +113,7 @@ def test_a_loss_does_not_close_over_it() -> None:
     assert type(torch.ones(3) + lam) is PerClient
 
 
-def test_a_setting_that_is_no_real_number_is_said_to_be_elsewhere() -> None:
+def test_the_error_for_a_setting_that_is_not_a_real_number_says_where_it_is() -> None:
     with pytest.raises(
         AttributeError,
         match=r"no 'mode'; it has the real-valued settings of the method \(lam\), .* in self.method",

@@ -121,7 +121,7 @@ def test_more_rows_than_the_largest_size_are_cut() -> None:
     )
 
 
-def test_a_stack_much_smaller_than_the_program_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_much_smaller_than_the_program_is_trained_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Plan("compiled-vmap", sizes=(100,)).attempts(25) == ("compiled-vmap", "captured-vmap", "vmap")
     assert Plan("compiled-vmap", sizes=(100,)).attempts(24) == ("vmap",)
     assert Plan("captured-loop").attempts(1) == ("captured-loop", "loop")
@@ -155,7 +155,7 @@ def test_where_no_program_can_be_made_the_next_best_plan_runs_and_the_log_says_s
     )
 
 
-def test_an_error_of_the_user_is_no_reason_to_try_another_plan() -> None:
+def test_an_error_of_the_user_is_raised_and_no_other_plan_is_tried() -> None:
     samples = random_samples(20)
     network, data = network_of(lambda: nn.Linear(3, 3)), deal(samples, [8, 4])
 

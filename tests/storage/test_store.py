@@ -50,7 +50,7 @@ def assert_rows(rows: RowStore, model: dict[int, dict[str, torch.Tensor]]) -> No
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_are_a_dict_on_disk(tmp_path: Path, seed: int) -> None:
+def test_rows_behave_like_a_dict(tmp_path: Path, seed: int) -> None:
     """Random stages, commits, abandoned rounds and restarts: what is read is what a dict would hold, and the
     file stays small."""
     chance = random.Random(seed)
@@ -129,7 +129,7 @@ def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["records", "fields", "short"])
-def test_damaged_rows_are_said_in_one_line(tmp_path: Path, damage: str) -> None:
+def test_damaged_rows_are_an_error_of_one_line(tmp_path: Path, damage: str) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([0, 1]), rows_of([0, 1], 0))
     index = rows.index()
@@ -359,7 +359,7 @@ def test_a_reader_that_meets_a_commit_reads_the_new_head(
 @pytest.mark.parametrize(
     "number, words", [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "disk is full"), (errno.EACCES, "--out")]
 )
-def test_refusals_of_the_disk_in_words(
+def test_errors_of_the_disk_are_plain_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     write_atomically(tmp_path / "a", b"old")
@@ -397,7 +397,7 @@ def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
         Store(tmp_path / "taken").open()
 
 
-def test_the_lock(tmp_path: Path) -> None:
+def test_a_second_process_cannot_open_a_locked_store(tmp_path: Path) -> None:
     first = Store(tmp_path).open()
     with pytest.raises(RunError, match="in use by another process"):
         Store(tmp_path).open()
@@ -493,7 +493,7 @@ def test_no_head_moves_before_all_are_on_the_disk(
         store.close()
 
 
-def test_without_a_call_for_all_each_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_syncfs_each_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "sync_file_system", lambda handle: False)
     count = 0
 

@@ -368,7 +368,7 @@ def test_two_shards_at_once_finish_one_sweep(tmp_path: Path) -> None:
 def test_statuses_of_other_shards_are_marked(tmp_path: Path) -> None:
     cells = cells_of(seed=[0, 1, 2])
     said: list[str] = []
-    nothing = sweep(cells, tmp_path / "s", session.Watch(say=said.append), shard=(1, 5))
+    nothing = sweep(cells, tmp_path / "s", session.RunCallbacks(say=said.append), shard=(1, 5))
     assert status_words(nothing) == ["other shard"] * 3
     assert said == ["shard 1/5 is empty: the sweep has 3 cells"]
     seen = sweep(cells, tmp_path / "s", shard=(2, 3))

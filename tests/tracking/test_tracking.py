@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError
-from holdfast.experiment.runner import Watch
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.results.run import Run
 from holdfast.storage.store import Store
 from holdfast.tracking import KnownRun, chosen, following
@@ -131,7 +131,7 @@ def test_a_failing_tracker_is_switched_off_and_the_run_continues(
 ) -> None:
     said: list[str] = []
     run = holdfast.run(
-        TINY, out=tmp_path / "run", watch=Watch(say=said.append), track=[broken(where, error), Diary]
+        TINY, out=tmp_path / "run", watch=RunCallbacks(say=said.append), track=[broken(where, error), Diary]
     )
     complaints = [line for line in said if "failed and is switched off" in line]
     assert (
@@ -188,7 +188,7 @@ def test_a_hanging_tracker_delays_the_end_only_for_a_limited_time(
             gate.wait(120)
 
     try:
-        run = holdfast.run(TINY, out=tmp_path / "run", watch=Watch(say=said.append), track=[Stuck])
+        run = holdfast.run(TINY, out=tmp_path / "run", watch=RunCallbacks(say=said.append), track=[Stuck])
         assert run.final["accuracy"] is not None and any("still busy" in line for line in said)
     finally:
         gate.set()
@@ -198,7 +198,7 @@ def test_a_run_that_fails_to_start_reports_no_tracker_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    watch = Watch(say=said.append)
+    watch = RunCallbacks(say=said.append)
     monkeypatch.setattr(Store, "commit", lambda self, round: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         holdfast.run(TINY, out=tmp_path / "run", watch=watch, track=[Diary])
@@ -258,7 +258,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_wandb_records_a_run(tmp_path: Path, fake_wandb: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     killed_after(3, monkeypatch, lambda: holdfast.run(TINY, out=tmp_path / "run", track=["wandb"]))
-    run = holdfast.resume(tmp_path / "run", watch=Watch(say=said.append), track=["wandb"])
+    run = holdfast.resume(tmp_path / "run", watch=RunCallbacks(say=said.append), track=["wandb"])
     assert isinstance(run, Run)
     first, second = fake_wandb
     assert [first.given[name] for name in ("mode", "id", "resume", "dir")] == [
@@ -309,7 +309,9 @@ def test_mlflow_records_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     killed_after(
         3,
         monkeypatch,
-        lambda: holdfast.run(TINY, out=tmp_path / "run", watch=Watch(say=said.append), track=["mlflow"]),
+        lambda: holdfast.run(
+            TINY, out=tmp_path / "run", watch=RunCallbacks(say=said.append), track=["mlflow"]
+        ),
     )
     run = holdfast.resume(tmp_path / "run", track=["mlflow"])
     assert isinstance(run, Run)
