@@ -217,7 +217,7 @@ session.start(cells, Path(sys.argv[1]), session.RunCallbacks(moved=moved))
         (signal.SIGINT, 2),
     ],
 )
-def test_a_process_of_its_own(tmp_path: Path, number: signal.Signals, workers: int) -> None:
+def test_a_killed_process_is_resumed_by_another(tmp_path: Path, number: signal.Signals, workers: int) -> None:
     """A fresh interpreter is stopped, another one goes on; meanwhile nobody else may have the directory. Its
     workers end with it."""
     given, out = table(), tmp_path / "run"
