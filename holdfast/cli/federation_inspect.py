@@ -74,7 +74,7 @@ def privacy(
 
 @federation.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
-    """Show the state of the federation: round, accuracy, bans, and the head of its ledger.
+    """Show the state of the federation: round, accuracy, bans, and the ledger head.
 
     \b
     Example:
@@ -229,9 +229,10 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check the ledger against its own chain, the run, the SHA-256 of the model, the signed head, and --head.
+    """Check the ledger against its own chain, the run, the SHA-256 of the model and ledger heads.
 
-    HEX is a head as `status` prints it, FILE a signed one, such as the ledger.head that every node keeps.
+    HEX is a ledger head as `status` prints it, FILE a signed one, such as the ledger.head that each
+    node keeps.
 
     \b
     Examples:

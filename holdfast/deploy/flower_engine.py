@@ -1,9 +1,9 @@
 """The engine whose clients are Flower nodes: every exchange becomes one request to each client, every reply a
 row.
 
-A fault of the sender is a refusal (and a strike), silence is a missing row. When fewer answer than the
-quorum, those that are missing are asked again as they come back, until wait_settings is over: then the run
-stops with nothing lost, and is continued by starting it again."""
+A reply with a fault of its sender is refused, and is a strike. A client that does not answer counts as absent
+in this exchange. When fewer answer than the quorum, those that are missing are asked again as they come back,
+until wait_settings is over: then the run stops with nothing lost, and is continued by starting it again."""
 
 from __future__ import annotations
 
@@ -205,16 +205,16 @@ class FlowerEngine:
 
     def _counted(self, schema: Schema, run_context: RunContext) -> Schema:
         """Bound the sample counts of a schema. A client's count is its weight, in the model and in the
-        figures, so it cannot exceed what was declared, or the largest share dealt. The usual loss, with what
-        our methods add to it, is never below 0; a loss or method of a plug-in may be."""
-        dealt, common = run_context.federation, run_context.measure.test == "global"
+        figures, so it cannot exceed what was declared, or the largest share assigned. The usual loss, with
+        what our methods add to it, is never below 0; a loss or method of a plug-in may be."""
+        federation, common = run_context.federation, run_context.measure.test == "global"
         if self.declared is None:
             least, shares = (
                 0,
                 {
-                    "train": dealt.train,
-                    "validation": dealt.validation,
-                    "test": dealt.global_test if common else dealt.test,
+                    "train": federation.train,
+                    "validation": federation.validation,
+                    "test": federation.global_test if common else federation.test,
                 },
             )
             most = {split: int(table.counts.max()) for split, table in shares.items()}

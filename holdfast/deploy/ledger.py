@@ -1,7 +1,7 @@
 """The ledger of a federation: all decisions, in order, permanently.
 
 It has one JSON object per line. Every line carries the SHA-256 of the line before it, so a change breaks the
-chain. Somebody who can write the file can recompute the chain; then only a head (the hash of the last line)
+chain. A person who can write the file can recompute the chain; then only a head (the hash of the last line)
 that was kept elsewhere reveals the change: in the run's head file, signed in ledger.head, or on another
 machine (ledger_check.py). A line is on the disk before `append` returns. Several processes may append: the
 run, and the operator's commands."""

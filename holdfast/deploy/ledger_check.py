@@ -132,7 +132,7 @@ class LedgerCheck:
 
     def _accepted(self, ledger: Ledger) -> list[Entry]:
         """Return the entries in which the operator has accepted a loss. Where there is a key, they count only
-        once they are signed: otherwise somebody who removes lines could write them too."""
+        once they are signed: otherwise a person who removes lines could write them too."""
         signed = self.signed
         most = 0 if signed is None or not ledger.had(signed.entries, signed.head) else signed.entries
         return [entry for entry in ledger.of("reset") if self.public is None or entry.number < most]

@@ -78,7 +78,7 @@ def _data(own: NodeHome, experiment: Experiment) -> Check:
     held = federation.train.by_class(federation.samples.classes)[client]
     labels = federation.samples.class_names or tuple(map(str, range(len(held))))
     few = ", ".join(f"{label} {int(n)}" for label, n in zip(labels, held, strict=True) if n)
-    where = "its own" if declared_in(experiment.config) is not None else "dealt"
+    where = "its own" if declared_in(experiment.config) is not None else "assigned"
     said = (
         f"{where}: "
         + ", ".join(f"{n} {name}" for name, n in parts.items())

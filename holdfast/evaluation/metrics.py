@@ -143,7 +143,7 @@ def _over_clients(values: Tensor) -> Figures:
 
 def of_matches(matches: Tensor, ids: Tensor, facts: Mapping[str, Tensor], benign: Tensor) -> Figures:
     """How many decisions of a matching server name the true partner (FedCOM Table 2). `matches` [n, classes]
-    has a peer's id, -1 where the client did not ask, less where nobody was found, which is wrong too. A
+    has a peer's id, -1 where the client did not ask, less where no peer was found, which is wrong too. A
     partner is one in the client's target class: what is decided on other classes is not judged. Nothing can
     be said where the partition knows no partners."""
     if "partner" not in facts:
@@ -244,7 +244,7 @@ def of_run(
 
 
 def _matching(parts: Sequence[Mapping[str, Any]]) -> Figures:
-    """Over all decisions of the run; none for methods that match nobody."""
+    """Over all decisions of the run; none for methods that match no clients."""
     right, decisions = (
         sum(p["metrics"].get(f"matching/{name}", 0) for p in parts) for name in ("right", "decisions")
     )

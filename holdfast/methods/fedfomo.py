@@ -128,7 +128,7 @@ class FedFomoClient(ClientRule):
         in_place = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
         luck = torch.where(
             (back > 0).to(rows.device)[:, None], mix(rows), in_place
-        )  # as dealt, classes may lie in order
+        )  # samples of a client may be in order of their classes
         held = local.data.drawn(luck, count - back, back)
         return replace(local, data=local.data.drawn(luck, torch.zeros_like(count), count - back)), either(
             local.validation, held

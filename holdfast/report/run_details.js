@@ -6,7 +6,7 @@
   const hint = document.getElementById("tip") ?? document.body.appendChild(Object.assign(document.createElement("div"), { id: "tip", hidden: true }));
 
   for (const field of document.querySelectorAll(".cells")) {
-    let told = null; // unpacked when it is first needed: a page may have many fields that nobody looks at
+    let told = null; // unpacked when it is first needed: most fields of a page are never looked at
     const grid = () => (told ??= JSON.parse(field.dataset.grid));
     const svg = field.querySelector("svg.chart"), here = field.querySelector(".here"), slider = field.querySelector("input");
     let at = [0, 0];

@@ -44,7 +44,7 @@ def title(outcome: Outcome) -> str:
 
 
 def _subsets(outcome: Outcome) -> list[str]:
-    """How much was used of what was not used whole; a sample or two that no client was dealt do not count."""
+    """How much was used of what was not used whole; a sample or two that no client holds do not count."""
     shares: dict[str, list[float]] = {}
     for one in outcome.data:
         share = 100 * one["samples"] / one["of"]
