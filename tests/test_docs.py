@@ -56,3 +56,13 @@ def test_files_that_pages_name_exist():
     for page in (ROOT / "docs" / "design.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md"):
         for path in re.findall(r"`((?:holdfast|tests|benchmarks|docs)/[\w./-]*\w/?)`", page.read_text()):
             assert (ROOT / path).exists() or path == "holdfast/attacks/zeros.py", f"{page.name}: {path}"
+
+
+def test_files_that_the_table_of_changes_names_exist():
+    """Its paths are those in the package."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    table = page.partition("(paths are in `holdfast/`):")[2].partition("## ")[0]
+    paths = re.findall(r"`(\w+/(?:[\w.-]+/?)*)`", table)
+    assert len(paths) > 30
+    for path in paths:
+        assert (ROOT / "holdfast" / path).exists(), path

@@ -21,7 +21,7 @@ def holdings_drawing(holdings: Holdings, titled: bool = False) -> Drawing:
     counts = holdings.counts[:_MOST_CLIENTS].tolist()
     most, hidden = max(int(holdings.counts.max()), 1), len(holdings.counts) - _MOST_CLIENTS
     more = f"; {hidden:,} more clients are not drawn" if hidden > 0 else ""
-    dealt = (
+    partition = (
         f"{holdings.federation.clients:,} clients, partition {dict(holdings.described())['partition']}{more}"
     )
     return plots.heat_map(
@@ -33,6 +33,6 @@ def holdings_drawing(holdings: Holdings, titled: bool = False) -> Drawing:
         most,
         f"{what(holdings.part)} of every client by class",
         holdings.title if titled else "",
-        dealt if titled else "",
+        partition if titled else "",
         ("0", f"{most:,} {what(holdings.part)}"),
     )

@@ -71,8 +71,8 @@ def _matrix(run_data: RunData, name: str, frames: list[Frame]) -> Section | None
         else ""
     )
     some = (
-        f" The slider has {len(frames)} of {run_data.played:,} rounds."
-        if len(frames) < run_data.played
+        f" The slider has {len(frames)} of {run_data.committed:,} rounds."
+        if len(frames) < run_data.committed
         else ""
     )
     drawn = {"legend": legend_of(run_data), "grid": grid.html()}

@@ -46,7 +46,7 @@ class RunData:
     everyone: int
     """How many clients there are."""
     rounds: list[int]
-    played: int
+    committed: int
     bad: np.ndarray
     """[clients, rounds], bool."""
     malicious: frozenset[int] = frozenset()

@@ -194,7 +194,7 @@ def _attack(line: SettingRuns) -> dict[str, Any]:
 def _faced(line: SettingRuns, attack_keys: set[str]) -> Faced:
     config, attack = line.records[0].config, _attack(line)
     name, data = name_of(config["attack"]), str(config["data"]["name"])
-    dealt = {path.rpartition(".")[2]: str(value) for path, value in flatten(config["data"]).items()}
+    data_settings = {path.rpartition(".")[2]: str(value) for path, value in flatten(config["data"]).items()}
     names = {data, str(name_of(config["data"]["partition"]))}
     rest = {
         path.rpartition(".")[2]
@@ -209,7 +209,7 @@ def _faced(line: SettingRuns, attack_keys: set[str]) -> Faced:
             continue
         if "=" in word and (str(attack.get(key)) == value or name is None and key in attack_keys - rest):
             of_attack.append(word)
-        elif word in names or "=" in word and dealt.get(key) == value and key not in rest:
+        elif word in names or "=" in word and data_settings.get(key) == value and key not in rest:
             of_data.append(word)
         else:
             of_setting.append(word)

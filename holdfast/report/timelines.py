@@ -179,8 +179,10 @@ def thinned(run_data: RunData) -> str:
         f" Shown are {len(run_data.clients)} of {run_data.everyone:,} clients, attackers and suspects before"
         " others."
     )
-    some = f" Shown are {len(run_data.rounds)} of {run_data.played:,} rounds."
-    return (few if run_data.everyone > MOST_CLIENTS else "") + (some if run_data.played > MOST_ROUNDS else "")
+    some = f" Shown are {len(run_data.rounds)} of {run_data.committed:,} rounds."
+    return (few if run_data.everyone > MOST_CLIENTS else "") + (
+        some if run_data.committed > MOST_ROUNDS else ""
+    )
 
 
 def legend(run_data: RunData, committee: bool = False) -> Markup:

@@ -174,7 +174,7 @@ def test_a_redrawn_set_in_a_run(simulate: Callable[..., Run], watched: dict[str,
     assert watched == {"lie": [3] * 6}
     assert run.manifest["malicious"] == "redrawn every round"
     assert run.malicious() == sets[-1] and run.malicious(2) == sets[1]
-    with pytest.raises(ConfigError, match="round 7 was not played"):
+    with pytest.raises(ConfigError, match="there is no round 7"):
         run.malicious(7)
     last = run.store.arrays(6)
     benign = ~torch.isin(last["evaluate/ids"], last["malicious"]) & (last["evaluate/test/total"] > 0)
