@@ -113,7 +113,7 @@ def test_a_config_may_be_the_path_of_a_file(tmp_path: Path) -> None:
     assert isinstance(holdfast.resume(tmp_path / "run0", config=file), holdfast.Run)
     file.write_text(as_text({**TINY, "sweep": {"seed": [0, 1]}}))
     assert [cell.label for cell in holdfast.sweep(file, out=tmp_path / "sweep")] == ["seed=0", "seed=1"]
-    with pytest.raises(ConfigError, match="tune chooses by validation data"):
+    with pytest.raises(ConfigError, match="tune compares trials on validation data"):
         holdfast.tune(str(file), 1, out=tmp_path / "tuned")
     with pytest.raises(ConfigError, match="a sweep; use holdfast.sweep"):
         holdfast.run(file)
@@ -270,14 +270,14 @@ class Stray(nn.Module):
         (
             Stray,
             (
-                "'Stray': gives a tuple for a batch of shape [2, 1, 8, 8]; it must give a tensor [2, 10], one"
-                " row for each sample"
+                "'Stray': returns a tuple for a batch of shape [2, 1, 8, 8]; it must return a tensor [2, 10], one"
+                " row per sample"
             ),
         ),
         (
             nn.Linear(8, 10),
             (
-                "'Linear(in_features=8,out_features=10)': gives shape [2, 1, 8, 10] for a batch of shape [2,"
+                "'Linear(in_features=8,out_features=10)': returns shape [2, 1, 8, 10] for a batch of shape [2,"
                 " 1, 8, 8]; it"
             ),
         ),
