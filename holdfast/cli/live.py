@@ -44,7 +44,7 @@ def follow(folder: Path, port: int | None, opened: bool) -> None:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            console.print("page closed; the job continues", markup=False, style="dim")
+            console.print("page closed; jobs that are running continue", markup=False, style="dim")
 
 
 def check(live: bool, port: int | None, out: Path | None, markdown: bool) -> None:

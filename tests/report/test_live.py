@@ -253,4 +253,4 @@ def test_the_command_ends_with_ctrl_c(single: Path) -> None:
         _, said = process.communicate(timeout=300)
     finally:
         process.kill()
-    assert process.returncode == 0 and "stopped" in said and "Traceback" not in said
+    assert process.returncode == 0 and "page closed" in said and "Traceback" not in said
