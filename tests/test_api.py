@@ -270,15 +270,15 @@ class Stray(nn.Module):
         (
             Stray,
             (
-                "'Stray': returns a tuple for a batch of shape [2, 1, 8, 8]; it must return a tensor [2, 10], one"
-                " row per sample"
+                "'Stray': returns a tuple for a batch of shape [2, 1, 8, 8]; it must return a tensor"
+                " [2, 10], one row per sample"
             ),
         ),
         (
             nn.Linear(8, 10),
             (
-                "'Linear(in_features=8,out_features=10)': returns shape [2, 1, 8, 10] for a batch of shape [2,"
-                " 1, 8, 8]; it"
+                "'Linear(in_features=8,out_features=10)': returns shape [2, 1, 8, 10] for a batch of shape"
+                " [2, 1, 8, 8]; it"
             ),
         ),
     ],
