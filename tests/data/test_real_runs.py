@@ -56,8 +56,15 @@ RUNS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any]]] = {
 }
 
 
+MINUTES = {
+    "tiny-imagenet"
+}  # decoding its images takes minutes; the other image datasets are in the slow tests
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in MINUTES else name for name in RUNS]
+)
 def test_three_rounds_on_the_real_files(
     name: str, real: Callable[[str], Path], tmp_path: Path, quick_disk: None
 ) -> None:

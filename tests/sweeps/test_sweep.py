@@ -155,7 +155,7 @@ def check_resumed(
     assert not list(out.rglob("*.writing"))
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.long])])
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
 def test_a_sweep_killed_at_any_stage_resumes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, every: bool
