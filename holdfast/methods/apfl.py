@@ -117,6 +117,9 @@ class Apfl(Method):
         "what travels": "the model",
         "what a client keeps": "a second model and its share alpha in the mixture",
         "personal model": "the mixture",
+        "what that says, beyond the update itself": (
+            "the second model stays, the update of the shared one is that of all the data"
+        ),
     }
     Client = ApflClient
     Server = Averaging

@@ -155,6 +155,9 @@ class CPfl(Method):
         "what travels": "backbone under a head that is never trained; to the committee, all models",
         "what a client keeps": "after the last round: its tuned head",
         "personal model": "newest backbone under that head",
+        "what that says, beyond the update itself": (
+            "backbone only; committee members send accuracies of others' models on their data"
+        ),
     }
     Client = CPflClient
     Server = CPflServer

@@ -150,6 +150,7 @@ class Cd2Pfed(Method):
         "what travels": "a share of every layer's channels",
         "what a client keeps": "the other channels",
         "personal model": "all channels together",
+        "what that says, beyond the update itself": "the shared channels only",
     }
     Client = Cd2PfedClient
     Server = Narrowing

@@ -290,6 +290,7 @@ class ClusteredFl(Method):
         "what travels": "the model of the client's cluster",
         "what a client keeps": "nothing",
         "personal model": "the model of its cluster",
+        "what that says, beyond the update itself": "the server keeps who is like whom",
     }
     Client = FedAvgClient
     Server = ClusteredServer

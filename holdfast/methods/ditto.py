@@ -48,6 +48,7 @@ class Ditto(Method):
         "what travels": "the model",
         "what a client keeps": "a second model, pulled to the received one",
         "personal model": "that second model",
+        "what that says, beyond the update itself": "the personal model stays",
     }
     Client = DittoClient
     Server = Averaging

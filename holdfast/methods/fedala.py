@@ -167,6 +167,7 @@ class FedAla(Method):
         "what travels": "the model",
         "what a client keeps": "its model and the weights of an element-wise mixture",
         "personal model": "what it trained from the mixture",
+        "what that says, beyond the update itself": "the mixture's weights stay",
     }
     Client = FedAlaClient
     Server = Averaging

@@ -106,6 +106,9 @@ class FedAmp(Method):
         "what travels": "down a mixture of all models by attention, up the own one",
         "what a client keeps": "its model",
         "personal model": "the model that it keeps",
+        "what that says, beyond the update itself": (
+            "the server keeps every client's model and passes on mixtures"
+        ),
     }
     Client = FedAmpClient
     Server = FedAmpServer

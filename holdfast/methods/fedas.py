@@ -338,6 +338,10 @@ class FedAS(Method):
         "what travels": "backbone, and up the trace of the Fisher information",
         "what a client keeps": "its model",
         "personal model": "the model that it keeps",
+        "what that says, beyond the update itself": (
+            'backbone, with `align = "serial"` twice in a round; `fim` is a Fisher trace, one '
+            "number: how sharply the data pulls"
+        ),
     }
     Client = FedASClient
     Server = FedASServer

@@ -31,6 +31,7 @@ class FedAvg(Method):
         "what travels": "the model",
         "what a client keeps": "nothing",
         "personal model": "none: the global one",
+        "what that says, beyond the update itself": "nothing more",
     }
     Client = FedAvgClient
     Server = Averaging

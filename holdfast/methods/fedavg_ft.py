@@ -46,6 +46,7 @@ class FedAvgFt(Method):
         "what travels": "the model",
         "what a client keeps": "what it trained",
         "personal model": "what it trained",
+        "what that says, beyond the update itself": "the tuned model stays",
     }
     Client = FedAvgFtClient
     Server = Averaging

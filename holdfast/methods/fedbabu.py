@@ -93,6 +93,7 @@ class FedBabu(Method):
         "what travels": "backbone under a head that is not trained",
         "what a client keeps": "after the last round: all of it, tuned",
         "personal model": "the tuned model",
+        "what that says, beyond the update itself": "backbone only; the tuning after the last round stays",
     }
     Client = FedBabuClient
     Server = FedBabuServer

@@ -46,6 +46,7 @@ class FedBn(Method):
         "what travels": "all but BatchNorm",
         "what a client keeps": "BatchNorm's parameters and statistics",
         "personal model": "the received model with the own BatchNorm",
+        "what that says, beyond the update itself": "BatchNorm stays, with the statistics of the features",
     }
     Client = FedBnClient
     Server = Averaging

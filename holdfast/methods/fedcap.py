@@ -323,6 +323,10 @@ class FedCap(Method):
         "what travels": "down a mixture of the last cohort's models, up the update",
         "what a client keeps": "a second model, pulled to the received one",
         "personal model": "that second model",
+        "what that says, beyond the update itself": (
+            "the server recovers single models from updates to find who is alike; customised "
+            "models are mixtures of them"
+        ),
     }
     Client = FedCapClient
     Server = FedCapServer

@@ -318,6 +318,10 @@ class FedCom(Method):
         "what travels": "the model, then personal models of peers",
         "what a client keeps": "a second model, mixed with those of its peers",
         "personal model": "that second model",
+        "what that says, beyond the update itself": (
+            "`wanted` are class ids: which classes this client has little of; `personal` is the "
+            "whole personal model, which a peer is handed"
+        ),
     }
     Client = FedComClient
     Server = FedComServer

@@ -221,6 +221,9 @@ class FedFomo(Method):
         "what travels": "down the models that served the client best, up the own one",
         "what a client keeps": "its model",
         "personal model": "the model that it keeps",
+        "what that says, beyond the update itself": (
+            "whose models serve this client's validation data, and models go from client to client"
+        ),
     }
     Client = FedFomoClient
     Server = FedFomoServer

@@ -199,6 +199,7 @@ class FedGC(Method):
         "what travels": "body and head, corrected by the server",
         "what a client keeps": "which classes it has",
         "personal model": "the received model, for these classes only",
+        "what that says, beyond the update itself": "`held`: how many samples of every class",
     }
     Client = FedGCClient
     Server = FedGCServer

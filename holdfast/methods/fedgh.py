@@ -120,6 +120,10 @@ class FedGH(Method):
         "what travels": "up class means, down a head that the server trained on them",
         "what a client keeps": "the body",
         "personal model": "own body under that head",
+        "what that says, beyond the update itself": (
+            "`prototypes`: a mean feature for every class, of one sample where a class has one; "
+            "and the class counts"
+        ),
     }
     Client = FedGHClient
     Server = FedGHServer

@@ -209,6 +209,9 @@ class FedPAC(Method):
         ),
         "what a client keeps": "its trained model, used until another is sent",
         "personal model": "received body under the head mixed for the client",
+        "what that says, beyond the update itself": (
+            "model, class means, class counts and feature statistics"
+        ),
     }
     Client = FedPACClient
     Server = FedPACServer

@@ -40,6 +40,7 @@ class FedPer(Method):
         "what travels": "backbone",
         "what a client keeps": "head",
         "personal model": "newest backbone under the own head",
+        "what that says, beyond the update itself": "backbone only",
     }
     Client = FedPerClient
     Server = Averaging

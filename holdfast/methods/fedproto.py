@@ -239,6 +239,9 @@ class FedProto(Method):
         "what travels": "class means of features",
         "what a client keeps": "the whole model",
         "personal model": "by the nearest prototype, or by the head",
+        "what that says, beyond the update itself": (
+            "no model at all, but a mean feature for every class, and the class counts"
+        ),
     }
     Client = FedProtoClient
     Server = FedProtoServer

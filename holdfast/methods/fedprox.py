@@ -32,6 +32,7 @@ class FedProx(Method):
         "what travels": "the model",
         "what a client keeps": "nothing",
         "personal model": "none: the global one",
+        "what that says, beyond the update itself": "nothing more",
     }
     Client = FedProxClient
     Server = Averaging

@@ -61,6 +61,7 @@ class FedRep(Method):
         "what travels": "backbone",
         "what a client keeps": "head, trained first under a frozen backbone",
         "personal model": "newest backbone under the own head",
+        "what that says, beyond the update itself": "backbone only",
     }
     Client = FedRepClient
     Server = Averaging

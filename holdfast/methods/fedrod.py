@@ -165,6 +165,7 @@ class FedRod(Method):
         "what travels": "body and generic head",
         "what a client keeps": "personal head",
         "personal model": "sum of both heads",
+        "what that says, beyond the update itself": "body and generic head; the personal head stays",
     }
     Client = FedRodClient
     Server = Averaging

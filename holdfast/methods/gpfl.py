@@ -146,6 +146,7 @@ class GPFL(Method):
         "what travels": "body, valve and class embeddings",
         "what a client keeps": "head and conditions",
         "personal model": "the received part with the own head and conditions",
+        "what that says, beyond the update itself": "body, valve and an embedding for every class",
     }
     Client = GPFLClient
     Server = Averaging

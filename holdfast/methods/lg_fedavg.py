@@ -42,6 +42,7 @@ class LgFedAvg(Method):
         "what travels": "head",
         "what a client keeps": "backbone",
         "personal model": "own backbone under the newest head",
+        "what that says, beyond the update itself": "the head only: the part that says most about classes",
     }
     Client = LgFedAvgClient
     Server = Averaging

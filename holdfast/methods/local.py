@@ -64,6 +64,7 @@ class LocalTraining(Method):
         "what travels": "the training loss only",
         "what a client keeps": "its model",
         "personal model": "the model that it keeps",
+        "what that says, beyond the update itself": "one number a round",
     }
     Client = LocalClient
     Server = Silent

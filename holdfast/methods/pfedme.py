@@ -134,6 +134,7 @@ class PFedMe(Method):
         "what travels": "the model",
         "what a client keeps": "theta, found from it by inner steps on every batch",
         "personal model": "theta",
+        "what that says, beyond the update itself": "theta stays",
     }
     Client = PFedMeClient
     Server = PFedMeServer
