@@ -1,5 +1,5 @@
-"""An attack that knows FedCAP's rule: its update is as long as the norm test allows, and aligned enough to
-get weight."""
+"""An attack that knows FedCAP's rule: its update is as long as the norm test allows, and aligned enough with
+the mean to get weight."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ class Adaptive(Attack):
         mean = _unit(benign.mean(0).double())
         spread = deviation(benign).double() if len(benign) > 1 else torch.zeros_like(mean)
         harm = _across(-_unit(spread), mean)
-        if (
-            float(harm.norm()) < 1e-6
-        ):  # nothing differs, or only along the mean: any direction across it is harmful
+        if float(harm.norm()) < 1e-6:
+            # the updates are equal, or differ only along the mean: any direction orthogonal to it is harmful
             harm = _across(_unit(key.normal(len(mean), dtype=torch.float64)), mean)
         direction = self.align * mean + math.sqrt(1 - self.align**2) * _unit(harm)
         return ((1 - self.margin) * self.t_norm * direction).to(benign.dtype)
@@ -62,5 +61,5 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _across(x: Tensor, axis: Tensor) -> Tensor:
-    """The part of x that is orthogonal to the axis."""
+    """Return the part of x that is orthogonal to the axis."""
     return x - (x @ axis) * axis

@@ -1,6 +1,6 @@
-"""Worker processes: children forked from this one. They have a copy of everything it held at that time, user
-functions and samples included, and are sent only what is new; tensors go through a socket as they lie in
-memory. They hold no lock, write no file and end when their parent ends."""
+"""Worker processes are children forked from this process. They have a copy of everything it held at that
+time, including user functions and samples, and receive only what is new. The bytes of tensors are sent
+through a socket unchanged. Workers hold no lock, write no file and end when their parent ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WorkerLost(RunError):
     be fine."""
 
 
-_BUFFER = 1 << 22  # bytes that a socket should hold: fewer changes between the processes
+_BUFFER = 1 << 22  # bytes that a socket should hold; a large buffer means fewer switches between processes
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -45,19 +45,19 @@ def can_fork() -> bool:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pool:
-    """Some workers, each with one thread. `work` is called in them, with one message after the other."""
+    """A number of workers, each with one thread. They call `work` with one message after the other."""
 
     def __init__(self, count: int, work: Work):
         self._links: list[socket.socket] = []
         self._pids: list[int | None] = []
         self.close = weakref.finalize(self, _end, os.getpid(), self._pids, self._links)
-        """Ends the workers at once: they have nothing to save. Called at the latest when the pool is no
-        longer referenced."""
+        """Ends the workers at once, because they have nothing to save. It is called at the latest when the
+        pool is no longer referenced."""
         try:
             for _ in range(count):
                 self._fork(work)
@@ -71,13 +71,13 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that are not known to have ended."""
+        """The process ids of the workers that are not known to have ended."""
         return [pid for pid in self._pids if pid is not None]
 
     def answers(self, jobs: Sequence[Callable[[], Any]]) -> Iterator[Any]:
-        """The workers' answers to these messages, in their order. A free worker takes the next message, which
-        is made only then, and no worker runs far ahead, so that few messages and answers exist at a time. Any
-        error ends the pool, so that no later call can read an answer to an earlier message."""
+        """Yield the workers' answers to these messages, in their order. A message is made only when a free
+        worker takes it, and no worker runs far ahead, so few messages and answers exist at a time. Any error
+        ends the pool, so that no later call can read an answer to an earlier message."""
         free, busy, found = list(range(self.size)), dict[int, int](), dict[int, Any]()
         given = 0
         try:
@@ -98,7 +98,7 @@ class Pool:
             raise
 
     def _ready(self, busy: Iterable[int]) -> list[int]:
-        """The workers that have an answer, or have ended."""
+        """Return the workers that have an answer, or have ended."""
         with selectors.DefaultSelector() as selector:
             for worker in busy:
                 selector.register(self._links[worker], selectors.EVENT_READ, worker)
@@ -109,17 +109,16 @@ class Pool:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # else buffered output would be written twice
+            with suppress(Exception):  # without the flush, buffered output would be written twice
                 stream.flush()
         parent = os.getpid()
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of forking beside threads: a worker uses none of them
+            # Python warns about forking a process with threads; a worker does not use those threads
+            warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
             try:
-                for end in (*self._links, ours):  # or a worker would never see its parent go
+                for end in (*self._links, ours):  # an open copy would hide the parent's end from a worker
                     end.close()
                 _serve(theirs, work, parent)
             finally:
@@ -156,7 +155,7 @@ class Pool:
 
 
 def _end(owner: int, pids: list[int | None], links: list[socket.socket]) -> None:
-    """Only their parent ends workers; what it forked for other purposes has the same list."""
+    """End the workers, but only in their parent: other processes that it forked have the same list."""
     if os.getpid() != owner:
         return
     for link in links:
@@ -170,17 +169,16 @@ def _end(owner: int, pids: list[int | None], links: list[socket.socket]) -> None
 
 def _serve(link: socket.socket, work: Work, parent: int) -> None:
     """Run a worker: answer messages until the parent ends."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group of processes; the parent ends the workers
+    # Ctrl-C reaches the whole group of processes, and the parent ends the workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         return
-    gc.freeze()  # what was inherited is not ours to finalise
+    gc.freeze()  # a worker must not finalise inherited objects
     close_inherited_locks()
-    torch.set_num_threads(1)  # more would wait for threads of the parent, which were not inherited
+    torch.set_num_threads(1)  # more than one would wait for the parent's threads, which a fork does not copy
     while True:
         try:
             message = receive(link)
@@ -192,14 +190,14 @@ def _serve(link: socket.socket, work: Work, parent: int) -> None:
         except BaseException as error:
             reply = None, _sendable(error)
         del message
-        with suppress(Exception):  # a user's print
+        with suppress(Exception):  # a user's code may have printed
             sys.stdout.flush()
         send(link, reply)
         del reply
 
 
 def _sendable(error: BaseException) -> tuple[bytes | None, str, str, str, tuple[str, int, str] | None]:
-    """An error in a form that can be sent: itself where pickle can, and as text."""
+    """Return an error in a form that can be sent: as text, and pickled where that is possible."""
     text, place = str(error), place_of(error)
     with suppress(Exception):
         packed = pickle.dumps(error)
@@ -219,7 +217,7 @@ def _error(
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the content of tensors aside, so that it is never copied into the pickle."""
+    """A pickler that keeps the content of tensors outside the pickle, so that it is not copied into it."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -237,7 +235,7 @@ def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def send(link: socket.socket, message: Any) -> None:
-    """Number of pieces, their sizes, and the pieces: a pickle and the tensors' contents."""
+    """Send the number of pieces, their sizes, and the pieces: a pickle and the tensors' contents."""
     head, contents = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(head, protocol=5, buffer_callback=contents.append).dump(message)
     pieces = [head.getbuffer(), *(content.raw() for content in contents)]
@@ -247,8 +245,8 @@ def send(link: socket.socket, message: Any) -> None:
 
 
 def receive(link: socket.socket) -> Any:
-    """Receive a message. Pickle is safe here: only this process and the children it forked have the pair of
-    sockets."""
+    """Receive a message. Pickle is safe here, because only this process and its forked children have the pair
+    of sockets."""
     (count,) = struct.unpack("<Q", _exactly(link, 8))
     sizes = struct.unpack(f"<{count}Q", _exactly(link, 8 * count))
     head, *contents = [_exactly(link, size) for size in sizes]

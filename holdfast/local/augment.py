@@ -1,12 +1,8 @@
-"""Augmentation of image batches by key: what happens to an image depends on its client's key and its slot in
-the batch, on nothing else.
+"""Augment image batches by key: the change of an image depends only on its client's key and its slot in the
+batch.
 
-A client augmented alone therefore gets the images it would get within a stack, and padding a batch changes
-none of its first slots.
-
-
-
-"""
+Therefore a client gets the same images alone and within a stack, and padding a batch does not change the
+slots before the padding."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ class Augment(BaseModel):
         return any(getattr(self, name) for name in type(self).model_fields)
 
     def check(self, sample_shape: tuple[int, ...]) -> None:
-        """Refuse samples that this cannot be applied to."""
+        """Raise an error for samples that cannot be augmented."""
         if not self.active:
             return
         if len(sample_shape) != 3:
@@ -53,7 +49,7 @@ class Augment(BaseModel):
             )
 
     def __call__(self, x: Tensor, key: Key) -> Tensor:
-        """x [n, B, C, H, W], already normalised, and one key per row; the result has the same shape."""
+        """Augment x [n, B, C, H, W], which is normalised, with one key per row; the shape does not change."""
         self.check(tuple(x.shape[2:]))
         if not self.active or not x.numel():
             return x
@@ -71,15 +67,15 @@ class Augment(BaseModel):
         return x
 
     def _jitter(self, x: Tensor, key: Key) -> Tensor:
-        """Acts on normalised values: brightness scales them about 0, the data's mean; they have no fixed
-        range, so nothing is clamped."""
+        """Jitter normalised values. Brightness scales them about 0, the mean of the data; they have no fixed
+        range, so no value is clamped."""
         brightness, contrast, saturation = (
             _per_image(1 + self._factor(key.fold(name), x.shape[1], self.jitter)).to(x.dtype)
             for name in ("brightness", "contrast", "saturation")
         )
         x = x * brightness
-        # Means in float64: the order of a sum depends on the stack's size, and rounding to float32 afterwards
-        # hides it.
+        # The means are taken in float64: the order of a sum depends on the size of the stack, and rounding to
+        # float32 afterwards removes the difference.
         middle = x.mean((2, 3, 4), keepdim=True, dtype=torch.float64).to(x.dtype)
         x = middle + (x - middle) * contrast
         if x.shape[2] != 3:
@@ -89,13 +85,13 @@ class Augment(BaseModel):
 
     @staticmethod
     def _factor(key: Key, batch: int, size: float) -> Tensor:
-        """Uniform in [-size, size), float64 [n, B]."""
+        """Draw float64 [n, B], uniform in [-size, size)."""
         return (key.uniform(batch, dtype=torch.float64) * 2 - 1) * size
 
 
 def shift(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Image (i, j) of x [n, B, C, H, W] seen through a window moved by down[i, j] and right[i, j] pixels;
-    mirrored beyond the edge."""
+    """Cut image (i, j) of x [n, B, C, H, W] with a window moved by down[i, j] and right[i, j] pixels; beyond
+    the edge the image is mirrored."""
     height, width = x.shape[-2:]
     rows = _mirror(torch.arange(height, device=x.device) + down[..., None], height)
     columns = _mirror(torch.arange(width, device=x.device) + right[..., None], width)
@@ -104,23 +100,19 @@ def shift(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
 
 
 def _mirror(index: Tensor, size: int) -> Tensor:
-    """Where the pixels of a reflect-padded line come from; at most size - 1 beyond either end."""
+    """Return the source pixels of a reflect-padded line, for at most size - 1 pixels beyond either end."""
     return (size - 1) - ((size - 1) - index.abs()).abs()
 
 
 def rotate(x: Tensor, degrees: Tensor) -> Tensor:
-    """Image (i, j) of x [n, B, C, H, W] turned anticlockwise about its centre by degrees[i, j]; bilinear, 0
-    (the data's mean) outside.
+    """Rotate image (i, j) of x [n, B, C, H, W] anticlockwise about its centre by degrees[i, j], with bilinear
+    interpolation and 0 (the mean of the data) outside.
 
-    The grid is spelt out because F.affine_grid multiplies matrices, which TF32 would round.
-
-
-
-    """
+    The grid is computed here because F.affine_grid multiplies matrices, which TF32 would round."""
     height, width = x.shape[-2:]
     angle = torch.deg2rad(degrees.to(torch.float64)).flatten()[:, None, None]
-    # float64 until the end: the last bit of a cosine may depend on its place in the array, and rounding to
-    # float32 hides it.
+    # The angles stay in float64 until the end: the last bit of a cosine may depend on its place in the array,
+    # and rounding to float32 removes the difference.
     across = (torch.arange(width, device=x.device, dtype=torch.float64) - (width - 1) / 2)[None, None, :]
     down = (torch.arange(height, device=x.device, dtype=torch.float64) - (height - 1) / 2)[None, :, None]
     source_across = across * angle.cos() - down * angle.sin()

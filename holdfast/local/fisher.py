@@ -1,7 +1,7 @@
 """The Fisher information of each client's model on its own training data: squared gradients of the
 log-likelihood of the labels it has.
 
-What is squared is a matter of definition, and the definitions differ by much more than a factor:
+There are several definitions of what is squared, and they differ by much more than a factor:
 
     batch-sum     sum over the batches b of |grad of the mean of b|^2    grows with the number of batches:
                   hides a weighting by size
@@ -13,7 +13,7 @@ What is squared is a matter of definition, and the definitions differ by much mo
     full-mean     |grad of the mean of all samples|^2                    the same over that square; both go to
                   0 where a model is fitted
 
-Batches are those of the data's own order, the module is in evaluation mode, nothing is trained."""
+Batches are taken in the order of the data, the module is in evaluation mode, and no parameter is trained."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trace(
     of: Definition = "batch-sum",
     loss: Loss = cross_entropy,
 ) -> Tensor:
-    """[n]: the trace of client i's Fisher information under model[i]; 0 where it has no batch."""
+    """Return [n]: the trace of client i's Fisher information under model[i]; 0 if it has no batch."""
     return _information(network, model, samples, data, recipe, plan, of, loss, each=False)
 
 
@@ -63,7 +63,7 @@ def diagonal(
     of: Definition = "batch-sum",
     loss: Loss = cross_entropy,
 ) -> Tensor:
-    """[n, size]: the same for each parameter by itself; 0 for buffers and for what the module freezes."""
+    """Return [n, size]: the same for each single parameter; 0 for buffers and for frozen parameters."""
     return _information(network, model, samples, data, recipe, plan, of, loss, each=True)
 
 
@@ -81,18 +81,16 @@ def _information(
     n, kept = len(data.count), network.layout.trainable
     batch = 1 if of == "per-sample" else recipe.batch_size
     drop = recipe.drop_last and of in ("batch-sum", "batch-mean")
-    key = Key(
-        torch.zeros(n, dtype=torch.int64)
-    )  # nothing is drawn: no shuffling, and no Dropout in evaluation mode
+    # no random number is drawn: there is no shuffling, and no Dropout in evaluation mode
+    key = Key(torch.zeros(n, dtype=torch.int64))
     order = schedule(
         key, data.count.cpu().numpy(), batch, np.ones(n, dtype=np.int64), shuffle=False, drop_last=drop
     )
     plain = Recipe(batch_size=batch, shuffle=False, drop_last=drop, loss=loss)
     stack = Stack.of(network, model, samples, data, key, plain, order, None, None, {}, None)
     out = torch.zeros(n, int(kept.sum()) if each else 1, dtype=network.dtype, device=model.device)
-    ranking = np.argsort(
-        -order.steps, kind="stable"
-    )  # as in `fit`: those that still have batches are the first ones
+    # as in `fit`, the rows that still have batches are always the first ones
+    ranking = np.argsort(-order.steps, kind="stable")
     training = network.module.training
     try:
         for part in np.array_split(ranking, -(-n // plan.together)) if n else []:
@@ -110,7 +108,7 @@ def _information(
 
 
 def _added_up(stack: Stack, rows: Tensor, plan: Plan, of: Definition, each: bool) -> Tensor:
-    """[m, parameters], or [m, 1] where only their sum is wanted."""
+    """Return [m, parameters], or [m, 1] where only their sum is wanted."""
     owner = stack.owner(rows)
     batches, count = (
         torch.from_numpy(stack.order.steps)[owner].double(),
@@ -134,8 +132,8 @@ def _squares(grads: Tensor, each: bool) -> Tensor:
 
 
 def _together(stack: Stack, rows: Tensor, precision: Precision) -> Iterator[tuple[int, slice, Tensor]]:
-    """The gradients [m, parameters] of batch t of the first rows, all at once; those without further batches
-    have fallen off the end."""
+    """Yield for each batch t the gradients [m, parameters] of the first m rows, computed together; the rows
+    after these have no further batch."""
     network, (params, buffers), wanted = stack.network, stack.tensors(rows), stack.trained()[0]
     stepper = Stacked(network, stack.recipe.loss, precision)
     network.module.eval()
@@ -150,7 +148,7 @@ def _together(stack: Stack, rows: Tensor, precision: Precision) -> Iterator[tupl
 
 
 def _one_by_one(stack: Stack, rows: Tensor, precision: Precision) -> Iterator[tuple[int, slice, Tensor]]:
-    """The same, one row after the other, each on exactly the samples it has."""
+    """Yield the same, one row after the other, each on exactly the samples it has."""
     network, (params, buffers), wanted = stack.network, stack.tensors(rows), stack.trained()[0]
     stepper = Single(network, stack.recipe.loss, precision)
     network.module.eval()

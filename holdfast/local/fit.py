@@ -1,5 +1,5 @@
-"""The only training loop: a stack of clients, each from its own model on its own batches, by any loss written
-for one client."""
+"""The only training loop. It trains a stack of clients, each from its own model on its own batches, with any
+loss written for one client."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def fit(
 ) -> Fitted:
     """Train a stack of models [r * n, size] on the data of n clients: row i belongs to client i mod n, and
     all models of a client see the same batches. `pull = (target, lam)` adds lam * (parameters - target) to
-    the gradient, `trainable` (bool[size] or one per row) freezes the rest, `aux` are tensors with one row per
-    client (or per model) that the loss finds in `batch.aux`."""
+    the gradient; `trainable` (bool[size], or one such row per model) says which values change; `aux` holds
+    tensors with one row per client (or per model), which the loss finds in `batch.aux`."""
     if step is not None and pull is not None:
         raise TypeError("fit: a step function does its own pulling; give `pull` or `step`, not both")
     model = plain(model)
@@ -87,8 +87,8 @@ def _fitted(
         recipe.drop_last,
     )
     stack = Stack.of(network, model, samples, data, key, recipe, order, pull, trainable, aux or {}, step)
-    # rows with the most steps first: those still running are then always the first ones, and a chunk's rows
-    # end close together
+    # rows with the most steps come first: then the rows still training are always the first ones, and the
+    # rows of a chunk finish at about the same step
     ranking = np.argsort(-order.steps[np.arange(rows) % clients], kind="stable")
     out, losses = model.clone(), torch.zeros(rows, dtype=torch.float64, device=model.device)
     for part in np.array_split(ranking, -(-rows // plan.together)):
@@ -110,13 +110,13 @@ def _train(stack: Stack, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         try:
             trained, losses = stack.network.attempt(work, stacked=name in STACKED)
             return trained, losses.double()
-        except CannotReplay:  # the log has said why
+        except CannotReplay:  # the reason is in the log
             continue
     raise AssertionError("the last attempt is no replay")
 
 
 def _train_together(stack: Stack, rows: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Plan `vmap`: all rows take their step t together; rows that have finished have fallen off the end."""
+    """Train by plan `vmap`: all rows that still train, which are the first ones, take step t together."""
     network = stack.network
     params, buffers = stack.tensors(rows)
     wanted, partly = stack.trained()
@@ -141,9 +141,8 @@ def _train_together(stack: Stack, rows: Tensor, precision: Precision) -> tuple[T
         else:
             full = bool((sizes[t, now] == stack.recipe.batch_size).all())
             grads, value = stepper.gradients(wanted, active, state, batch, key, full)
-            if (
-                t == 0
-            ):  # from here on in the order of their gradients, so that updates run straight through memory
+            if t == 0:
+                # from now on the tensors have the memory order of their gradients, which makes updates fast
                 params |= {
                     name: arranged(params[name], grad) for name, grad in zip(wanted, grads, strict=True)
                 }
@@ -154,8 +153,8 @@ def _train_together(stack: Stack, rows: Tensor, precision: Precision) -> tuple[T
 
 
 def _train_each(stack: Stack, rows: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Plan `loop`: one row after the other, each on exactly the samples it has; the same code a real client
-    runs."""
+    """Train by plan `loop`: one row after the other, each on exactly the samples it has. A real client runs
+    the same code."""
     network, loss = stack.network, stack.recipe.loss
     params, buffers = stack.tensors(rows)
     wanted, partly = stack.trained()

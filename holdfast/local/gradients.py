@@ -1,9 +1,9 @@
-"""How gradients of a batch are taken: for one client by plain autograd, or for a stack of clients by vmap.
-Nothing else differs.
+"""Compute the gradients of a batch: for one client by plain autograd, or for a stack of clients by vmap. This
+is the only difference between the two.
 
 The loss sees an ordinary nn.Module in both cases. In a stack, `functional_call` puts each client's tensors
-into the module while vmap runs it once for all; as the clients' losses do not touch each other, the gradient
-of their sum is every client's own gradient."""
+into the module while vmap runs it once for all. The clients' losses are independent of each other, so the
+gradient of their sum is every client's own gradient."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OWN_LUCK = (
 )
 Tensors = dict[str, Tensor]
 Step = Callable[[Callable[[Tensors, Batch], Tensors], Tensors, Batch, Tensor], Tensors]
-"""step(gradient, params, batch, lr) -> params: a whole update in place of the loss's SGD step, for one
-client, as a pure function."""
+"""step(gradient, params, batch, lr) -> params: a pure function that computes a whole update of one client and
+replaces the SGD step."""
 
 
 def mean_loss(loss: Loss, net: nn.Module, batch: Batch, full: bool) -> Tensor:
-    """The mean over the real samples of the batch; `full` says that all of them are."""
+    """Return the mean loss over the real samples of the batch; `full` says that all samples are real."""
     values = loss(net, batch).to(batch.mask.dtype)
     if values.shape != batch.mask.shape:
         raise ConfigError(
@@ -41,7 +41,7 @@ def mean_loss(loss: Loss, net: nn.Module, batch: Batch, full: bool) -> Tensor:
 
 
 def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Gradients of a value, with zeros for tensors that it does not depend on."""
+    """Return the gradients of a value, with zeros for tensors that it does not depend on."""
     if not leaves or not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     grads = torch.autograd.grad(value, leaves, allow_unused=True)
@@ -51,8 +51,8 @@ def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 
 class _LossModule(nn.Module):
-    """The loss as a module, so that `functional_call` swaps tensors for all of it and the loss may call any
-    submodule."""
+    """The loss as a module, so that `functional_call` replaces the tensors everywhere and the loss may call
+    any submodule."""
 
     def __init__(self, net: nn.Module, loss: Loss):
         super().__init__()
@@ -63,7 +63,7 @@ class _LossModule(nn.Module):
 
 
 class Single:
-    """Plan `loop`: one client at a time, its tensors bound into the module."""
+    """Gradients for plan `loop`: one client at a time, with its tensors bound into the module."""
 
     def __init__(self, network: Network, loss: Loss, precision: Precision = "fp32"):
         self.network, self.loss, self.precision = network, loss, precision
@@ -78,7 +78,7 @@ class Single:
         }
 
     def bind(self, params: Tensors, buffers: Tensors) -> None:
-        """Make the module's tensors views of this client's, so that updating one updates the other."""
+        """Make the module use this client's tensors, so that updating one updates the other."""
         for name, tensor in params.items():
             self.params[name].data = tensor
         for name, tensor in buffers.items():
@@ -86,7 +86,7 @@ class Single:
             module._buffers[field] = tensor
 
     def gradients(self, wanted: list[str], batch: Batch, key: Tensor | None) -> tuple[list[Tensor], Tensor]:
-        """Gradients of the wanted parameters and the loss; buffers change in place, as PyTorch does it."""
+        """Return the gradients of the wanted parameters and the loss. PyTorch changes buffers in place."""
         for module in self.keyed:
             module.dropout_key = key
         with autocast(batch.mask.device, self.precision):
@@ -95,7 +95,7 @@ class Single:
 
 
 class Stacked:
-    """Plan `vmap`: all rows of a chunk at once."""
+    """Gradients for plan `vmap`: all rows of a chunk at once."""
 
     def __init__(self, network: Network, loss: Loss, precision: Precision = "fp32"):
         self.network, self.precision = network, precision
@@ -105,7 +105,7 @@ class Stacked:
     def _one(
         self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, full: bool
     ) -> tuple[Tensor, Tensors]:
-        """Loss and new buffers of one client."""
+        """Return the loss and the new buffers of one client."""
         fresh = {name: tensor.clone() for name, tensor in buffers.items()}
         tensors = {f"net.{name}": t for name, t in (params | fresh).items()}
         tensors |= self.network.context(None if full else batch.mask, key, "net.")
@@ -121,8 +121,9 @@ class Stacked:
         full: bool = False,
         alone: bool = False,
     ) -> tuple[list[Tensor], Tensor]:
-        """Gradients [m, ...] of the wanted parameters and losses [m]; `buffers` receives the new ones.
-        `full`: no batch is padded; `alone`: one client, whose tensors have no leading axis."""
+        """Return the gradients [m, ...] of the wanted parameters, and the losses [m]; `buffers` is updated in
+        place. `full` says that no batch is padded, `alone` that the tensors belong to one client and have no
+        leading axis."""
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
         with autocast(key.device, self.precision):
             step = partial(self._one, full=full) if alone else self.full if full else self.padded
@@ -145,8 +146,8 @@ class Stacked:
 def apply_step(
     network: Network, loss: Loss, step: Step, precision: Precision = "fp32"
 ) -> Callable[..., tuple[Tensors, Tensors, Tensor]]:
-    """A user's step as a pure function of one client's tensors: (params, buffers, batch, key, lr) -> (params,
-    buffers, loss)."""
+    """Return a user's step as a pure function of one client's tensors: (params, buffers, batch, key, lr) ->
+    (params, buffers, loss)."""
     wrapped = _LossModule(network.module.train(), loss)
 
     def run(
@@ -174,8 +175,8 @@ def apply_step(
 
 
 def no_luck(device: torch.device) -> Callable[[], None]:
-    """Returns a check to call after the work: it raises an error if PyTorch's own random state has changed,
-    which a keyed training does not touch."""
+    """Return a check to call after the work: it raises an error if PyTorch's own random state has changed. A
+    keyed training does not change that state."""
 
     def state() -> list[Tensor]:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

@@ -1,5 +1,5 @@
-"""Losses, written for ONE client and one batch as plain PyTorch: one value per sample, which `fit` averages
-over the real samples.
+"""Losses are written for ONE client and one batch in plain PyTorch. They return one value per sample, and
+`fit` averages these over the real samples.
 
     def my_loss(net, batch):                     # net: your nn.Module, holding this client's parameters
         return F.cross_entropy(net(batch.x), batch.y, reduction="none") + 0.01 * net.head.weight.norm()

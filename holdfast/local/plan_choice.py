@@ -1,4 +1,4 @@
-"""Choose a plan by trying: two steps of each on the real data, and say what the run will take."""
+"""Choose a plan by measuring a few steps of each on the real data, and forecast what the run will cost."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from holdfast.local.stack_sizes import cut, worthwhile
 from holdfast.models.network import Network
 
 _STEPS = 2
-_ENOUGH = 0.5  # seconds of trials after which a choice is sound
-_TURNS = (3, 12)  # at least and at most, while they last less than a second in all
-_LOOP, _STACK = 0.03, 0.3  # seconds that one trial of a plan should take: rows are added until it does
-_SLOW = 0.1  # seconds of a step
-_DEVICE_STEPS = (2, 22)  # on a GPU the difference counts
-_WORTH_COMPILING = 40.0  # seconds of captured training: compiling halves them, and takes 10 to 20
-_CLEARLY = 0.95  # vmap has to be this much faster: near a tie the simpler plan, which a real client runs too
+_ENOUGH = 0.5  # seconds of trials that are enough for a reliable choice
+_TURNS = (3, 12)  # fewest and most turns of each plan, while all trials together take less than a second
+# seconds that one trial of a plan should take; its number of rows is chosen for that
+_LOOP, _STACK = 0.03, 0.3
+_SLOW = 0.1  # a step that takes more seconds than this is slow
+_DEVICE_STEPS = (2, 22)  # on a GPU, a short and a long trial; the difference of their times is used
+_WORTH_COMPILING = 40.0  # seconds of captured training; compiling halves them and itself takes 10 to 20
+# vmap is chosen only below this share of the loop's time; otherwise loop, the simpler plan that a real client
+# runs too
+_CLEARLY = 0.95
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,11 @@ def choose(
     client_steps: float = 0.0,
     sizes: Sequence[int] = (),
 ) -> Forecast:
-    """`asked` is a plan's name or auto; `rows` is how many models are trained at once at most, `sizes` how
-    many are in each group of experiments, `client_steps` how many steps the whole run has. Auto takes the
-    faster plan; one that has to be compiled first only where that pays."""
+    """Choose a plan and forecast its time and memory.
+
+    `asked` is a plan's name or auto; `rows` is the largest number of models trained at once, `sizes` the
+    number in each group of experiments, `client_steps` the number of steps in the whole run. Auto takes the
+    faster plan, and a plan that must be compiled only where the run is long enough."""
     device = data.rows.device
     sample = samples.blank(network.dtype)
     network.module.to(device)
@@ -85,7 +90,7 @@ def choose(
             else _compare_on_device(candidates, trial, rows, client_steps)
         )
     best = min(times, key=lambda name: times[name])
-    if device.type == "cuda" and len(names) > 1:  # what was only tried holds memory too
+    if device.type == "cuda" and len(names) > 1:  # the plans that were not chosen hold memory too
         forget(network.signature, but=best)
     if "loop" in times and times[best] >= _CLEARLY * times["loop"]:
         best = "loop"
@@ -100,9 +105,8 @@ def choose(
         )
     held = min(rows, plan.rows)
     together = min(held, plan.together) if plan.stacked else 1
-    waiting = (
-        6 * initial.numel() * initial.element_size()
-    )  # a row before or after its turn: its models and what it sends
+    # bytes of a row before or after it is trained: its models and what it sends
+    waiting = 6 * initial.numel() * initial.element_size()
     return Forecast(plan, times, per_row * together + waiting * (held - together))
 
 
@@ -117,7 +121,7 @@ def _plan(
 
 
 def _steps(data: Padded, recipe: Recipe) -> np.ndarray:
-    """How many steps each of these clients takes in one training."""
+    """Return how many steps each of these clients takes in one training."""
     if recipe.steps is not None:
         return np.full(len(data.count), int(recipe.steps))
     count = data.count.cpu().numpy()
@@ -127,7 +131,7 @@ def _steps(data: Padded, recipe: Recipe) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A few steps of the busiest clients."""
+    """A trial runs a few steps of the clients that have the most samples."""
 
     network: Network
     initial: Tensor
@@ -136,7 +140,7 @@ class _Trial:
     recipe: Recipe
 
     def seconds(self, plan: Plan, rows: int, steps: int = _STEPS) -> float:
-        """Of one client's step."""
+        """Measure the seconds of one client's step."""
         data = self.data
         busiest = data.count.argsort(descending=True)[torch.arange(rows) % int((data.count > 0).sum())].cpu()
         where = busiest.to(data.rows.device)
@@ -148,7 +152,7 @@ class _Trial:
             fit(self.network, model, self.samples, stack, key, trial, plan)
         except HoldfastError:
             raise
-        except Exception as error:  # the first time that a user's module and loss are run at all
+        except Exception as error:  # a user's module and loss run here for the first time
             reason = (str(error).strip() or "no reason given").splitlines()[0]
             said = f"{type(error).__name__}: {reason}{in_brackets(error)}"
             raise RunError(f"model: a first step on plan {plan.name} failed: {said}") from error
@@ -158,22 +162,24 @@ class _Trial:
 
 
 def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, float]:
-    """Microseconds of a client's step under each plan. They take turns and the best turn counts, because
-    another process may slow any of them; a model of which one step takes long is tried on few rows and in few
-    turns. Where there is a choice, a plan that cannot run the model (vmap knows no LSTM) is no candidate."""
+    """Measure the microseconds of a client's step under each plan.
+
+    The plans take turns and the fastest turn counts, because another process may slow any of them. A model
+    with slow steps is tried on few rows and in few turns. Where there is a choice, a plan that cannot run the
+    model is left out (vmap does not support LSTM)."""
     began = time.perf_counter()
     step = trial.seconds(Plan("loop"), 1)
     slow = step > _SLOW
     found: dict[str, list[float]] = {name: [] for name in plans}
     if slow and "loop" in plans:
-        found["loop"].append(step)  # a first try warms up as well, which only short steps feel
+        found["loop"].append(step)  # the first trial includes the warm-up, which matters only for short steps
     sizes = {
         name: _trial_rows(name, plan, rows, step if slow else trial.seconds(Plan("loop"), 1))
         for name, plan in plans.items()
     }
     least, most = _TURNS
     if len(plans) == 1:
-        most = least  # nothing is compared, so a rough figure is enough
+        most = least  # there is nothing to compare, so a rough figure is enough
     try:
         for name, plan in plans.items():
             if not slow:
@@ -196,9 +202,10 @@ def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, floa
 def _compare_on_device(
     plans: dict[str, Plan], trial: _Trial, rows: int, client_steps: float
 ) -> dict[str, float]:
-    """The same on a GPU: what a step takes once it is captured, without what loading rows takes. Compiling
-    takes a quarter of a minute, so it is tried last, and only where the run is long and stacks are the
-    way."""
+    """Measure the same on a GPU: the time of a captured step, without the time of loading rows.
+
+    Compiling takes about 15 seconds, so it is tried last, and only where the run is long and stacking is
+    faster."""
     times: dict[str, float] = {}
     for name, plan in plans.items():
         best = min(times, key=lambda known: times[known], default=None)
@@ -208,24 +215,24 @@ def _compare_on_device(
         before, together = refusals(), min(rows, plan.together) if plan.stacked else 1
         try:
             trial.seconds(plan, together, 1)
-            if len(plans) > 1 and refusals() > before:  # the log has said why
+            if len(plans) > 1 and refusals() > before:  # the reason is in the log
                 continue
             short, long = (
                 min(steps * trial.seconds(plan, together, steps) for _ in range(2)) for steps in _DEVICE_STEPS
             )
-        except RunError:  # vmap knows no LSTM
+        except RunError:  # for example, vmap does not support LSTM
             if len(plans) == 1:
                 raise
             continue
         times[name] = max(long - short, 1e-9) / (_DEVICE_STEPS[1] - _DEVICE_STEPS[0])
-    if not times:  # nothing can be captured
+    if not times:  # no plan can be captured
         times["loop"] = trial.seconds(replace(next(iter(plans.values())), name="loop"), 1)
     return {name: seconds * 1e6 for name, seconds in times.items()}
 
 
 def _trial_rows(name: str, plan: Plan, rows: int, step: float) -> int:
-    """As many rows as make a trial long enough to measure; a stack is as large as the run's unless that takes
-    too long."""
+    """Return how many rows make a trial long enough to measure. A stack is as large as in the run, unless
+    that takes too long."""
     if name == "loop":
         return max(1, min(rows, int(_LOOP / (_STEPS * step))))
     together = min(rows, plan.stack or plan.rows)

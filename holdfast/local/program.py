@@ -1,10 +1,9 @@
-"""One training step of a stack as a program of fixed shape: traced once, compiled or captured once, replayed
-for every step.
+"""One training step of a stack as a program of fixed shape, which is traced once, compiled or captured once,
+and replayed for every step.
 
-A GPU computes the small step of a client faster than Python can ask for it. So everything a step reads and
-writes lies at a fixed place: the rows' tensors, their numbers, and one tensor that tells this step from the
-last. On a CPU, where nothing is captured, the same step runs as plain Python, which is how it is tested
-there."""
+A GPU computes the small step of a client faster than Python can launch it. Therefore everything that a step
+reads and writes has a fixed address: the rows' tensors, their numbers, and one tensor with what differs from
+step to step. On a CPU nothing is captured: the same step runs as plain Python, and is tested that way."""
 
 from __future__ import annotations
 
@@ -27,23 +26,23 @@ from holdfast.local.sgd import Sgd
 from holdfast.local.stack import Stack
 from holdfast.models.batched_convolution import DECOMPOSITIONS, as_products
 
-_WARM_UP = 3  # runs before a capture: libraries choose their kernels and buffers in the first ones
+_WARM_UP = 3  # runs before a capture; libraries choose their kernels and buffers in the first runs
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What a program depends on: two stacks with equal structures are trained by the same one."""
+    """Everything a program depends on: stacks with equal structures are trained by the same program."""
 
     signature: str
     dtype: torch.dtype
     device: torch.device
     store: int
     functions: Any
-    """The loss and the step, as `same` tells them apart."""
+    """The loss and the step, in the form in which `same` compares them."""
     augment: Augment
     batch_size: int
     full: bool
-    """No batch is padded."""
+    """Whether no batch is padded."""
     wanted: tuple[str, ...]
     partly: bool
     momentum: bool
@@ -67,8 +66,7 @@ class Structure:
         network, recipe = stack.network, stack.recipe
         wanted, partly = stack.trained()
         sgd, alone = stack.sgd, name.endswith("-loop")
-        # a compiled stack always has weight decay and a pull, which may be 0, so that one program serves many
-        # methods
+        # a stacked program always has weight decay and a pull, which may be 0, so that many methods share it
         momentum, decay = not _is_zero(sgd.momentum), not alone or not _is_zero(sgd.weight_decay)
         pull = not alone or (stack.target is not None and not _is_zero(sgd.pull))
         aux = tuple((key, tuple(value.shape[1:]), value.dtype) for key, value in sorted(stack.aux.items()))
@@ -94,7 +92,7 @@ class Structure:
 
 
 class Program:
-    """`load` some rows, `run` their steps, `unload` them."""
+    """A training step with its memory: `load` rows, call `step` for each of their steps, `unload` them."""
 
     def __init__(self, structure: Structure, stack: Stack):
         self.structure, self.samples = structure, stack.samples
@@ -133,7 +131,7 @@ class Program:
             self.replay = self._advance()
 
     def load(self, rows: int, tensors: Tensors) -> None:
-        """Take over these rows' tensors; further places are not in use and never active."""
+        """Copy these rows' tensors into the memory; the remaining places are unused and never active."""
         self.memory["losses"].zero_()
         self.memory["now"].zero_()
         here = [name for name in tensors if name in self.memory]
@@ -144,7 +142,7 @@ class Program:
         self.replay()
 
     def unload(self, rows: int) -> Tensors:
-        """What may have changed."""
+        """Return copies of the tensors that may have changed."""
         return {name: self.memory[name][:rows].clone() for name in self._written}
 
     @cached_property
@@ -157,8 +155,8 @@ class Program:
         ]
 
     def traced(self) -> torch.fx.GraphModule:
-        """The step as a list of tensor operations: whatever Python did in the model, the loss and the update
-        is gone from it."""
+        """Return the step as a list of tensor operations, without the Python code of the model, the loss and
+        the update."""
         with as_products():
             return _traced(self._step, self.memory)
 
@@ -180,7 +178,7 @@ class Program:
         return run
 
     def _step(self, memory: Tensors) -> Tensors:
-        """A whole step as a pure function: all that changes, new; rows that are done keep what they have."""
+        """Compute a whole step as a pure function with new tensors; finished rows keep their values."""
         s = self.structure
         batch, active, dropout = self._batch(memory)
         params, buffers = (
@@ -214,7 +212,7 @@ class Program:
         }
 
     def _step_alone(self, gradients: Callable[..., tuple[list[Tensor], Tensor, Tensors]]) -> None:
-        """The step of a single row, in place: a replay is only asked for while it trains."""
+        """Compute the step of a single row in place; it is replayed only while the row still trains."""
         s = self.structure
         params, buffers, batch, dropout = self._inputs_alone()
         own = {name: value[0] for name, value in self.memory.items()}
@@ -232,7 +230,7 @@ class Program:
         self.memory["losses"][0].add_(value.detach())
 
     def _inputs_alone(self) -> tuple[Tensors, Tensors, Batch, Tensor]:
-        """The single row's tensors without the leading axis."""
+        """Return the single row's tensors without the leading axis."""
         own = {name: value[0] for name, value in self.memory.items()}
         batch, _, dropout = self._batch(self.memory)
         first = Batch(
@@ -250,7 +248,7 @@ class Program:
         return grads, value, fresh
 
     def _batch(self, memory: Tensors) -> tuple[Batch, Tensor, Tensor]:
-        """The samples of this step, which rows are still training, and their keys for Dropout."""
+        """Return the samples of this step, which rows are still training, and their keys for Dropout."""
         s, size = self.structure, self.structure.batch_size
         now = memory["now"]
         count, active, dropout, augment = now[:, 2 * size :].unbind(1)
@@ -275,7 +273,7 @@ class Program:
 
 
 def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    """The kernels of one run as a CUDA graph."""
+    """Capture the kernels of one run as a CUDA graph."""
     with torch.cuda.device(device):
         aside, now = torch.cuda.Stream(), torch.cuda.current_stream()
         aside.wait_stream(now)
@@ -284,17 +282,15 @@ def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
                 run()
         now.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.stream(now),
-            torch.cuda.graph(graph),
-        ):  # a capture that fails may leave its own stream behind
+        # the outer context restores the stream, because a capture that fails may leave its own stream current
+        with torch.cuda.stream(now), torch.cuda.graph(graph):
             run()
     return graph
 
 
 def _compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
-    """Without what a compiler decides by the stopwatch: another order of sums would be other bits the next
-    time."""
+    """Compile without the choices that a compiler makes by timing: they could change the order of sums, and
+    so the bits, from one run to the next."""
     import torch._inductor.config as settings
 
     by_stopwatch = ("shape_padding", "dynamic_scale_rblock", "benchmark_fusion")

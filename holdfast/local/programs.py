@@ -1,5 +1,5 @@
-"""Training by replaying programs: which program trains which rows, and how rows move between programs of
-different sizes."""
+"""Train by replaying programs: choose the program for some rows, and move rows between programs of different
+sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.local.sgd import PerRow
 from holdfast.local.stack import Stack
 
 _log = logging.getLogger("holdfast.local")
-_MOST = 32  # programs that are kept; each holds its rows' tensors, and all go when memory is short
+_MOST = 32  # programs that are kept; each holds its rows' tensors, and all are freed when memory is short
 _programs: OrderedDict[Structure, Program] = OrderedDict()
 _refused: dict[Structure, str] = {}
 _said: set[str] = set()
@@ -27,11 +27,11 @@ _count = 0
 
 
 class CannotReplay(Exception):
-    """A step that cannot be traced, compiled or captured."""
+    """The step cannot be traced, compiled or captured."""
 
 
 def replay(stack: Stack, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Train these rows, those with the most steps first: models [m, size] and summed losses [m]."""
+    """Train these rows, sorted by falling number of steps; return models [m, size] and summed losses [m]."""
     tensors = _tensors(stack, rows)
     train = _train_together if plan.stacked else _train_each
     out = train(stack, rows, plan, tensors)
@@ -41,7 +41,7 @@ def replay(stack: Stack, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
 
 
 def _train_together(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) -> Tensors:
-    """All rows in one program, and those that train longer go on in a smaller one where the plan has one."""
+    """Train all rows in one program; rows that train longer move to a smaller one where the plan has one."""
     steps = stack.order.steps[stack.owner(rows).numpy()]
     now = stack.written_out(rows)
     out, before = (
@@ -60,8 +60,8 @@ def _train_together(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) ->
 
 
 def _segments(steps: list[int], plan: Plan) -> Iterator[tuple[int, int]]:
-    """(rows, last step): so many of the rows train together until that step; only a smaller size is worth a
-    break."""
+    """Yield pairs (rows, last step): the first rows train together until that step. A new segment begins only
+    where a smaller program can be used."""
     if not steps or not steps[0]:
         return
     m, size = len(steps), plan.size(len(steps))
@@ -75,7 +75,7 @@ def _segments(steps: list[int], plan: Plan) -> Iterator[tuple[int, int]]:
 
 
 def _train_each(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) -> Tensors:
-    """One row after the other in a program of one."""
+    """Train one row after the other in a program of one row."""
     own_luck = no_luck(stack.model.device)
     program = _program(stack, 1, plan)
     steps = stack.order.steps[stack.owner(rows).numpy()].tolist()
@@ -91,8 +91,8 @@ def _train_each(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) -> Ten
 
 
 def _tensors(stack: Stack, rows: Tensor) -> Tensors:
-    """Everything a program is loaded with. Where nothing pulls, a row's own start stands for the target and
-    the pull is 0, so that one program serves methods with and without."""
+    """Return all tensors that a program loads. Without a pull, the target is the row's own start and the pull
+    is 0, so that methods with and without a pull share a program."""
     params, buffers = stack.tensors(rows)
     wanted, partly = stack.trained()
     sgd = stack.optimiser(rows, wanted, params, partly)
@@ -124,7 +124,7 @@ def _tensors(stack: Stack, rows: Tensor) -> Tensors:
 
 
 def _program(stack: Stack, size: int, plan: Plan) -> Program:
-    """Made once for each structure; the ones that were used last are kept."""
+    """Return the program of a structure. It is made once; the most recently used programs are kept."""
     try:
         structure = Structure.of(stack, size, plan.name, plan.precision)
     except HoldsTensors as found:
@@ -137,9 +137,7 @@ def _program(stack: Stack, size: int, plan: Plan) -> Program:
             _programs[structure] = _made(structure, stack)
         except HoldfastError:
             raise
-        except (
-            Exception
-        ) as error:  # compilers fail in many ways; whatever it was, another plan can do the work
+        except Exception as error:  # compilers fail in many ways, and another plan can always do the work
             cause = error.__context__ if "capture" in str(error) and error.__context__ is not None else error
             reason = (str(cause).strip() or "no reason given").splitlines()[0][:300]
             _refused[structure] = f"{type(cause).__name__}: {reason}"
@@ -155,12 +153,12 @@ def _program(stack: Stack, size: int, plan: Plan) -> Program:
 
 
 def _made(structure: Structure, stack: Stack) -> Program:
-    """Free other programs where they hold the memory: whether a program can be made must not depend on which
-    were made before.
+    """Make a program. If memory runs out, free the others and try again: whether a program can be made
+    must not depend on which were made before.
 
-    Programs run one after the other, yet do not share their scratch memory: with a pool in common (PyTorch
-    2.11, H200), the first training by a compiled bf16 program got some rows' gradients wrong, for a reason
-    not found; `benchmarks/equal_plans.py` shows it."""
+    Programs run one after the other but do not share scratch memory: with a shared pool (PyTorch 2.11, H200),
+    the first training by a compiled bf16 program computed wrong gradients for some rows. The cause is not
+    known; `benchmarks/equal_plans.py` shows it."""
     try:
         return Program(structure, stack)
     except torch.OutOfMemoryError:
@@ -181,13 +179,13 @@ def _say_once(line: str) -> None:
 
 
 def refusals() -> int:
-    """How often a training could not be replayed so far."""
+    """Return how often a training could not be replayed so far."""
     return _count
 
 
 def forget(network: str | None = None, but: str | None = None) -> None:
-    """Give back the memory of all programs, or of those of one network, by its signature, but for one
-    plan's."""
+    """Free the memory of all programs, or only of the network with this signature; the programs of plan `but`
+    are kept."""
     for structure in list(_programs):
         if network in (None, structure.signature) and structure.plan != but:
             del _programs[structure]

@@ -1,5 +1,5 @@
-"""One update of a stack of parameters: weight decay, pull to a target, momentum, step. Settings are numbers
-or one number per row."""
+"""One update of a stack of parameters: weight decay, pull to a target, momentum, step. Each setting is one
+number, or one number per row."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from holdfast.core.device import to_device
 
 PerRow = float | Tensor
-"""A number for all rows, or a tensor with one number per row; a tensor without an axis is one number that a
-device knows."""
+"""A number for all rows, or a tensor with one number per row; a tensor without an axis is one number in the
+memory of a device."""
 
 
 @dataclass
 class Sgd:
-    """SGD on lists of [m, ...] tensors, in place. `momenta`, `targets` and `masks` are lists alike, or
-    None."""
+    """SGD on lists of [m, ...] tensors, in place. `momenta`, `targets` and `masks` are lists of the same
+    form, or None."""
 
     lr: PerRow
     momentum: PerRow = 0.0
@@ -29,7 +29,7 @@ class Sgd:
     masks: list[Tensor] | None = None
 
     def rows(self, part: slice | int) -> Sgd:
-        """The same update for some rows; an int gives a single client without the leading axis."""
+        """Return the same update for some rows; an int selects a single client, without the leading axis."""
 
         def cut(value: PerRow) -> PerRow:
             if not isinstance(value, Tensor):
@@ -50,7 +50,7 @@ class Sgd:
         )
 
     def arranged(self, grads: list[Tensor]) -> Sgd:
-        """The same update with its tensors in the memory order of these gradients."""
+        """Return the same update with its tensors in the memory order of these gradients."""
 
         def all_arranged(values: list[Tensor] | None) -> list[Tensor] | None:
             return None if values is None else [arranged(v, g) for v, g in zip(values, grads, strict=True)]
@@ -76,9 +76,8 @@ class Sgd:
             ):
                 buffer.copy_(scaled + grad)
             grads = self.momenta
-        if (
-            self.masks is not None
-        ):  # where, never a product with 0: a masked entry stays even when its gradient is not finite
+        if self.masks is not None:
+            # `where`, not a product with 0: a masked entry stays even when its gradient is not finite
             grads = [
                 torch.where(mask, grad, torch.zeros_like(grad))
                 for mask, grad in zip(self.masks, grads, strict=True)
@@ -106,8 +105,9 @@ def _times(tensors: list[Tensor], value: PerRow) -> list[Tensor]:
 
 
 def arranged(tensor: Tensor, like: Tensor) -> Tensor:
-    """A stack in the memory order of another, because adding stacks of different orders is slow: gradients of
-    stacked linear layers come transposed, those of convolutions with the input channels innermost."""
+    """Return a stack in the memory order of another, because adding stacks of different orders is slow. The
+    gradients of stacked linear layers are transposed; in those of convolutions, the input channels are
+    innermost."""
     if tensor.stride() == like.stride() or not len(like) or like.stride(0) != like[0].numel():
         return tensor
     return torch.empty_strided(tensor.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
@@ -116,13 +116,12 @@ def arranged(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def per_row(value: PerRow | int, rows: int, device: torch.device) -> PerRow:
-    """A plain number where all rows agree (the quick path), else float64[rows]; fewer values than rows are
-    repeated, because a client may train several models."""
+    """Return a plain number where all rows have the same (the fast path), else float64[rows]. Fewer values
+    than rows are repeated, because a client may train several models."""
     if not isinstance(value, Tensor):
         return float(value)
     flat = value.reshape(-1).double()
-    if flat.device.type == "cpu" and bool(
-        (flat == flat[0]).all()
-    ):  # asking a device would mean to wait for it
+    # only on the CPU: reading a value from another device would wait for that device
+    if flat.device.type == "cpu" and bool((flat == flat[0]).all()):
         return float(flat[0])
     return to_device(flat.repeat(rows // flat.shape[0]), device)

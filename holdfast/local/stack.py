@@ -1,5 +1,5 @@
-"""A training to be done: models, data, batches and update rule of all rows; a plan cuts the rows it trains
-together out of it."""
+"""The input of a training: models, data, batches and update rule of all rows. A plan selects the rows that it
+trains together."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from holdfast.local.per_client import plain
 from holdfast.local.sgd import PerRow, Sgd, per_row
 from holdfast.models.network import Network
 
-_FETCH_AT_ONCE = (
-    1 << 24
-)  # values of a client or a chunk that are normalised ahead of its steps (64 MiB in float32)
-_WRITTEN_AT_ONCE = 1 << 23  # numbers of the steps that are written out ahead (64 MiB)
+# values of a client or a chunk that are normalised before its steps (64 MiB in float32)
+_FETCH_AT_ONCE = 1 << 24
+_WRITTEN_AT_ONCE = 1 << 23  # numbers that `written_out` computes ahead of the steps (64 MiB)
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Recipe:
     lr: PerRow = 0.01
     epochs: int | Tensor = 1
     steps: int | Tensor | None = None
-    """Local steps instead of epochs, where given."""
+    """The number of local steps; where given, it replaces `epochs`."""
     batch_size: int = 10
     momentum: PerRow = 0.0
     weight_decay: PerRow = 0.0
@@ -48,7 +47,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Stack:
-    """Everything a chunk of rows is cut from."""
+    """Everything that the training of a chunk of rows needs, for all rows."""
 
     network: Network
     model: Tensor
@@ -97,24 +96,24 @@ class Stack:
         return rows % len(self.data.count)
 
     def tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and buffers of these rows, contiguous, free to be changed in place."""
+        """Return contiguous copies of these rows' parameters and buffers, which may be changed in place."""
         views = self.network.layout.tensors(self.model[to_device(rows, self.model.device)])
         named = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
         params = {s.name: named[s.name] for s in self.network.layout.slots if not s.buffer}
         return params, {s.name: named[s.name] for s in self.network.layout.slots if s.buffer}
 
     def trained(self) -> tuple[list[str], bool]:
-        """Names of the tensors that change at all, and whether some change only in part."""
+        """Return the names of the tensors that training changes, and whether it changes some only in part."""
         chosen = [s for s in self.network.layout.slots if bool(self.mask[..., s.start : s.stop].any())]
         return [s.name for s in chosen], not all(bool(self.mask[..., s.start : s.stop].all()) for s in chosen)
 
     @cached_property
     def full(self) -> bool:
-        """Whether no batch can ever be padded, however many steps are taken."""
+        """Whether no batch is ever padded, for any number of steps."""
         return self.recipe.drop_last or bool((self.data.count.cpu() % self.recipe.batch_size == 0).all())
 
     def optimiser(self, rows: Tensor, wanted: list[str], params: Mapping[str, Tensor], partly: bool) -> Sgd:
-        """The update rule of these rows, with its own momentum buffers."""
+        """Return the update rule of these rows, with its own momentum buffers."""
         device = self.model.device
 
         def pick(value: PerRow) -> PerRow:
@@ -147,19 +146,19 @@ class Stack:
         )
 
     def fetch(self, owner: int | Tensor) -> Tensor | None:
-        """All samples of a client, or of several, normalised; None where that is too much to hold and each
-        step fetches its own."""
+        """Return all samples of one or several clients, normalised; None where they need too much memory and
+        each step fetches its own."""
         rows = self.data.rows[owner if isinstance(owner, int) else to_device(owner, self.model.device)]
         small = rows.numel() * math.prod(self.samples.sample_shape) <= _FETCH_AT_ONCE
         return self.samples.batch(rows, dtype=self.network.dtype) if small else None
 
     def positions(self, rows: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-        """[steps, m, B]: the places in each row's own table, which of them are real; and [m, 1]: whose table
-        that is."""
+        """Return [steps, m, B] positions in each row's own table and which of them are real, and [m, 1] the
+        client that owns the table."""
         owner, device = self.owner(rows), self.model.device
         position = to_device(self.order.index[:steps, owner], device)
-        # padding repeats the batch's own first sample: any other could have an infinite loss, which a mask of
-        # 0 does not undo
+        # padding repeats the first sample of the batch: another sample could have an infinite loss, and
+        # infinity times a mask of 0 is NaN
         real = position >= 0
         return (
             torch.where(real, position, position[..., :1].clamp(min=0)),
@@ -168,13 +167,12 @@ class Stack:
         )
 
     def padded(self, rows: Tensor, active: list[int]) -> Iterator[Batch]:
-        """The batches [m, B, ...] of the first m = active[t] of these rows, step after step, padded."""
+        """Yield for each step t the padded batches [m, B, ...] of the first m = active[t] of these rows."""
         owner, device = self.owner(rows), self.model.device
         position, real, mine = self.positions(rows, len(active))
         labels, mask, ready = self.data.labels[mine, position], real.to(self.network.dtype), self.fetch(owner)
-        first = (
-            torch.arange(len(rows), device=device)[:, None] * self.data.rows.shape[1]
-        )  # of a row's samples among all that are ready
+        # the place of each row's first sample in `ready`
+        first = torch.arange(len(rows), device=device)[:, None] * self.data.rows.shape[1]
         aux = self.aux_of(rows)
         for t, m in enumerate(active):
             now = position[t, :m]
@@ -187,9 +185,9 @@ class Stack:
             yield Batch(x, labels[t, :m], mask[t, :m], {name: value[:m] for name, value in aux.items()})
 
     def written_out(self, rows: Tensor) -> Iterator[Tensor]:
-        """All that tells one step from the next as one int64 tensor [m, 2 B + 4] a step: rows in the sample
-        store, labels, how many of them are real, whether the row still trains, the keys of Dropout and
-        augmentation. Made ahead, on the device, block by block."""
+        """Yield for each step one int64 tensor [m, 2 B + 4] with all that differs between steps: rows in the
+        sample store, labels, how many of them are real, whether the row still trains, the keys of Dropout and
+        augmentation. These are computed ahead, on the device, in blocks of steps."""
         owner, device = self.owner(rows), self.model.device
         steps = torch.from_numpy(self.order.steps)[owner]
         total = int(steps.max()) if len(rows) else 0
@@ -209,8 +207,8 @@ class Stack:
         return {name: value[to_device(rows, value.device)] for name, value in self.aux.items()}
 
     def batches(self, row: int, owner: int) -> Iterator[Batch]:
-        """One client's batches, step after step, without padding. Small clients are fetched once, large ones
-        batch by batch."""
+        """Yield one client's batches, step after step, without padding. The samples of a small client are
+        fetched once, those of a large one batch by batch."""
         device, dtype, augment = self.model.device, self.network.dtype, self.recipe.augment
         rows, ready, sizes = self.data.rows[owner], self.fetch(owner), self.order.size[:, owner].tolist()
         ready = ready if ready is None else self.network.ordered(ready)
