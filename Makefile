@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread per process: the tests' tensors are tiny, and threads of several workers would fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-slow test-all lint bench soak browser clean
+.PHONY: demo test test-slow test-all lint bench soak browser dist clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.installed
@@ -48,6 +48,12 @@ browser:
 		if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends chromium; \
 		else sudo apt-get update && sudo apt-get install -y --no-install-recommends chromium; fi; \
 	else echo "install Chromium or Chrome by your system's own means, or name the program in HOLDFAST_CHROMIUM"; exit 1; fi
+
+# A wheel and a source archive in dist/, both checked. Built with the pinned setuptools of .venv, so nothing is downloaded.
+dist: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
 
 # Leaves runs/ alone: results are not ours to throw away.
 clean:
