@@ -23,6 +23,7 @@ PAGES = {
     "method": "methods.md",
     "aggregator": "aggregators.md",
     "wrapper": "wrappers.md",
+    "server": "server-optimizers.md",
     "attack": "attacks.md",
     "sent": "privacy.md",
 }
@@ -32,6 +33,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "method": ("what travels", "what a client keeps", "personal model"),
     "aggregator": ("what it does", "needs", "weights returned", "variants and options", "paper"),
     "wrapper": ("what the rule sees", "what comes out", "from"),
+    "server": ("step", "settings, with their defaults"),
     "attack": ("what an attacker does", "knows (at least)", "settings, with their defaults"),
     "sent": ("a client sends", "what that says, beyond the update itself", "refused under [privacy]"),
 }

@@ -42,6 +42,7 @@ ABOUT = {
     "detectors": ("which clients are malicious", PARTS),
     "wrappers": ("aggregator to aggregator", PARTS),
     "aggregators": ("many updates to one", PARTS),
+    "server_optimizers": ("from aggregate to step", PARTS),
     "evaluation": ("scores and metrics", PARTS),
     "local": ("local training, plans", PARTS),
     "models": ("networks", PARTS),

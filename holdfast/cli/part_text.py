@@ -14,6 +14,7 @@ _PLACES: dict[str, Any] = {
     "aggregator": lambda part: {"aggregator": part | _assumed(part["name"]), **_root(part["name"])},
     "attack": lambda part: {"attack": part},
     "wrapper": lambda part: {"aggregator": {"name": "mean", "f": 0.3, "wrap": [part]}},
+    "server": lambda part: {"method": {"name": "fedavg"}, "server": part},
     "detector": lambda part: {"detectors": [part]},
     "partition": lambda part: {"data": {"partition": part}},
     "source": lambda part: {

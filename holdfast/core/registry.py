@@ -33,7 +33,18 @@ from pydantic.fields import FieldInfo
 from holdfast.core.errors import ConfigError, UnknownPart, in_print, suggest
 from holdfast.core.recorded_table import RecordedTable
 
-KINDS = ("method", "aggregator", "wrapper", "detector", "attack", "partition", "source", "model", "loss")
+KINDS = (
+    "method",
+    "aggregator",
+    "wrapper",
+    "detector",
+    "server",
+    "attack",
+    "partition",
+    "source",
+    "model",
+    "loss",
+)
 
 # Where the built-in parts of a kind live: imported when the kind is first asked for, so `import holdfast`
 # stays quick.
@@ -42,6 +53,7 @@ _HOMES = {
     "aggregator": "holdfast.aggregators",
     "wrapper": "holdfast.wrappers",
     "detector": "holdfast.detectors",
+    "server": "holdfast.server_optimizers",
     "attack": "holdfast.attacks",
     "partition": "holdfast.data.partitions",
     "source": "holdfast.data.sources",

@@ -22,6 +22,7 @@ from holdfast.experiment.participation import cohort_size
 from holdfast.local.augment import Augment
 from holdfast.methods.base import Method
 from holdfast.models.network import Model
+from holdfast.server_optimizers.base import ServerOptimizer
 
 Chosen = Any
 """A part by name, by a table with a name, or the object itself."""
@@ -52,7 +53,9 @@ class TrainSettings(Section):
         "which clients are available: a probability, {client = [[from, to], ...]} in rounds, or a JSON file",
     )
     dropout: float = setting(0.0, "probability that a drawn client's reply is lost", ge=0, le=1)
-    server_lr: float = setting(1.0, "the server moves this far along the aggregate", gt=0)
+    server_lr: float = setting(
+        1.0, "the server moves this far along the aggregate, where `server` is none", gt=0
+    )
     shuffle: bool = setting(True, "draw a new order of samples in every epoch")
     drop_last: bool = setting(False, "skip the last incomplete batch of an epoch")
     loss: Chosen = setting("cross-entropy", "a loss by name, or a function of one client's batch")
@@ -143,6 +146,9 @@ class Config(Section):
     method: Chosen = setting("fedcap", "`holdfast list methods`")
     aggregator: Chosen = setting(None, "`holdfast list aggregators`, with wrappers in `wrap`; none: the mean")
     detectors: tuple[Chosen, ...] = setting((), "`holdfast list detectors`")
+    server: Chosen = setting(
+        None, "`holdfast list servers`; none (also as a name): the server adds train.server_lr * aggregate"
+    )
     attack: Chosen = setting(None, "`holdfast list attacks`; none (also as a name): every client is honest")
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -150,12 +156,12 @@ class Config(Section):
     _numbers: Numbers = PrivateAttr(default_factory=dict)
     """Numbers of the objects that share a name with others of the sweep."""
 
-    @field_validator("attack", mode="before")
+    @field_validator("attack", "server", mode="before")
     @classmethod
-    def _no_attack(cls, attack: Any) -> Any:
-        """Accept the name "none" for no attack: TOML has no null, and a sweep over attacks needs a cell
-        without one."""
-        return None if (attack.get("name") if isinstance(attack, Mapping) else attack) == "none" else attack
+    def _none(cls, part: Any) -> Any:
+        """Accept the name "none" for no attack and no server optimiser: TOML has no null, and a sweep over
+        them needs a cell without one."""
+        return None if (part.get("name") if isinstance(part, Mapping) else part) == "none" else part
 
     @field_validator("detectors", mode="before")
     @classmethod
@@ -185,7 +191,7 @@ class Config(Section):
 def with_current_parts(table: Mapping[str, Any]) -> dict[str, Any]:
     """A config's table with its parts as this version spells them."""
     out = dict(table)
-    for kind in ("method", "aggregator", "attack"):
+    for kind in ("method", "aggregator", "server", "attack"):
         if kind in out:
             out[kind] = current(kind, out[kind])
     if isinstance(out.get("detectors"), (list, tuple)):
@@ -200,6 +206,7 @@ def completed(began: Mapping[str, Any]) -> dict[str, Any]:
     """A plain config as this version would write it: settings that are newer than it have their defaults."""
     usual = Config().plain()
     return {
+        "server": None,
         **with_current_parts(began),
         **{name: {**usual[name], **began.get(name, {})} for name in ("data", "train", "evaluate", "engine")},
     }
@@ -212,6 +219,7 @@ class Parts(Section):
     model: Any
     aggregator: Aggregator
     detectors: tuple[Detector, ...]
+    server: ServerOptimizer | None
     attack: Attack | None
     loss: Any
 
@@ -267,6 +275,7 @@ class Parts(Section):
             model=config.model if isinstance(config.model, Model) else build("model", config.model),
             aggregator=aggregator,
             detectors=tuple(build("detector", d, f"detectors.{i}") for i, d in enumerate(config.detectors)),
+            server=_server(config, method),
             attack=None if config.attack is None else build("attack", config.attack),
             loss=loss,
         )
@@ -300,6 +309,22 @@ def _aggregator(chosen: Chosen) -> Aggregator:
     for i, wrapper in enumerate(wrappers):
         rule = build("wrapper", wrapper, f"aggregator.wrap.{i}")(rule)
     return rule
+
+
+def _server(config: Config, method: Method) -> ServerOptimizer | None:
+    """The server's optimiser, where the method has a model that it can move."""
+    if config.server is None:
+        return None
+    chosen: ServerOptimizer = build("server", config.server)
+    if why := method.without_server_optimizer():
+        or_remove = ", or remove" if ";" in why else "; remove"
+        raise ConfigError(f"server: method '{method.name}' {why}{or_remove} '{chosen.name}'")
+    if config.train.server_lr != 1.0:
+        raise ConfigError(
+            f"train.server_lr: '{chosen.name}' has a learning rate of its own; set server.lr, and leave"
+            f" train.server_lr at 1 (got {config.train.server_lr:g})"
+        )
+    return chosen
 
 
 def make_config(table: Mapping[str, Any]) -> Config:

@@ -14,12 +14,17 @@ from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
 from holdfast.core.reading import bounded, read_toml
 from holdfast.experiment.config import Config
+from holdfast.server_optimizers.base import ServerOptimizer
 
 _DEEPEST = 16  # sections within each other that a key may name
-PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
-_COMMON = {"attack": set(Attack.model_fields), "aggregator": {*Aggregator.model_fields, "wrap"}}
+PART_SECTIONS = {"method", "model", "aggregator", "server", "attack", "partition", "loss"}
+_COMMON = {
+    "attack": set(Attack.model_fields),
+    "aggregator": {*Aggregator.model_fields, "wrap"},
+    "server": set(ServerOptimizer.model_fields),
+}
 """Settings that every part of a kind has: a sweep over attacks keeps the same attackers, one over rules the
-same assumptions."""
+same assumptions, one over server optimisers the learning rate, if one is set."""
 
 
 def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[str, Any]:

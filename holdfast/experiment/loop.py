@@ -139,6 +139,7 @@ class Experiment:
             aggregator=self.parts.aggregator,
             detectors=self.parts.detectors,
             server_lr=train.server_lr,
+            server=self.parts.server,
             weighting=self.parts.aggregator.weights,
             head=head,
         )

@@ -79,6 +79,7 @@ def _broken(manifest: Mapping[str, Any]) -> list[str]:
         name in config and isinstance(config[name], (str, dict, type(None)))
         for name in ("aggregator", "attack")
     )
+    sound = sound and isinstance(config.get("server"), (str, dict, type(None)))  # 0.1 had none
     good = {
         "config": sound and are_words(config["evaluate"].get("metrics", [])),
         "plan": is_plan(manifest["plan"]),
@@ -229,6 +230,7 @@ def plugins_of(parts: Parts, data: DataSettings) -> set[str]:
         rule,
         *around,
         *parts.detectors,
+        parts.server,
         parts.attack,
         parts.loss,
         data.partitioner(),

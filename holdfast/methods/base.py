@@ -179,6 +179,11 @@ class Method(Part):
         """Whether clients that its server half banned are still drawn, and the server half ignores them."""
         return False
 
+    def without_server_optimizer(self) -> str:
+        """Why a server optimiser does not go with it, as words after its name; empty where one does: it then
+        acts in `ctx.reduce`, on the vector that this moves."""
+        return "" if self.reduces else "does not aggregate updates, so a server optimiser has no effect"
+
     def detectors(self) -> tuple[Detector, ...]:
         """Its own detectors, which judge before the attached ones."""
         return ()

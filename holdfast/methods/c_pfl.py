@@ -199,5 +199,12 @@ class CPfl(Method):
             else given
         )
 
+    def without_server_optimizer(self) -> str:
+        if self.missing_mass == "renormalise":
+            return ""
+        return (
+            f'scales its step afterwards with missing_mass = "{self.missing_mass}"; set it to "renormalise"'
+        )
+
     def detectors(self) -> tuple[Committee, ...]:
         return (self.committee,) if isinstance(self.committee, Committee) else ()

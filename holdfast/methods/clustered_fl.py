@@ -39,8 +39,8 @@ class Tree:
     """`models` [nodes, size]: of a leaf its cluster's model, of an inner node the last that its clients had
     in common. `children` [nodes, 2]: -1 for leaves. `directions` [nodes, p]: where the updates pointed whose
     clients made this node. `longest` [nodes]: the length of the longest aggregated update there was. `at[i]`
-    is the node of client `ids[i]`. `memory` is what the aggregator and the detectors remember of each
-    leaf."""
+    is the node of client `ids[i]`. `memory` is what the aggregator, the detectors and the server's
+    optimiser remember of each leaf."""
 
     models: Tensor
     children: Tensor
@@ -168,7 +168,7 @@ class ClusteredServer(ServerRule):
         for node, replies in zip(leaves, parts, strict=True):
             tree.put(replies.clients().ids, node)
             merged = ctx.reduce(tree.memory.get(node, {}), replies, model, verdict)
-            tree.reached(node, _step(merged.model - model, ctx))
+            tree.reached(node, _step(merged, model, ctx))
             tree.models, tree.memory[node] = tree.models.clone(), merged.state
             tree.models[node] = merged.model
             moved.append(merged)
@@ -201,10 +201,12 @@ def _mean_length(clients: Uplink, ctx: Context) -> float:
     return float(norms((ctx.priors(clients) @ clients["update"])[None])) if len(clients) else torch.nan
 
 
-def _step(moved: Tensor, ctx: Context) -> float:
+def _step(merged: Merged, model: Tensor, ctx: Context) -> float:
     """How long the aggregated update was; by the mean that is the mean's length, and by a robust rule no
     attacker makes it long."""
-    return float(norms(ctx.wire.split(moved[None])[0])) / ctx.server_lr
+    if ctx.server is not None:  # whose step is of another length
+        return 0.0 if merged.aggregate is None else float(norms(merged.aggregate[None]))
+    return float(norms(ctx.wire.split((merged.model - model)[None])[0])) / ctx.server_lr
 
 
 def _nearer(update: Tensor, directions: Tensor) -> Tensor:
@@ -284,7 +286,8 @@ class ClusteredFl(Method):
     never get that far. Every round records each cluster's `mean_norm` and `max_norm` (verdict/tables).
     Everything travels, once; a client that was away when its cluster was cut trains the last common model
     first, once for each cut, to find its place, and until then that is its model. eps1 = 0 never cuts:
-    FedAvg. The aggregator and the detectors work inside each cluster."""
+    FedAvg. The aggregator, the detectors and a server optimiser work inside each cluster; both parts
+    of a cluster that is cut go on with what these remember."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what travels": "the model of the client's cluster",

@@ -18,7 +18,9 @@ from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, State, Steps, T, Uplink, Verdict, broadcast, nothing
 from holdfast.detectors.base import Detector, named
+from holdfast.server_optimizers.base import ServerOptimizer
 
+OPTIMIZER = "optimizer/"  # where a server's state keeps what its optimiser remembers
 OWN = "method-detector"  # where a server's state keeps what the method's own detectors remember
 
 
@@ -30,6 +32,8 @@ class Merged:
     model: Tensor
     state: State
     verdict: Verdict
+    aggregate: Tensor | None = None
+    """What the aggregator returned, before the server's step; None where no update was used."""
 
 
 class Timer:
@@ -66,6 +70,8 @@ class Context(Guarded):
     aggregator: Aggregator
     detectors: tuple[Detector, ...] = ()
     server_lr: float = 1.0
+    server: ServerOptimizer | None = None
+    """The server's optimiser; without one, the model moves by server_lr times the aggregate."""
     weighting: str = "samples"
     timer: Timer = field(default_factory=Timer)
     reference: Tensor | None = None
@@ -177,8 +183,9 @@ class Context(Guarded):
             value, weights, own, fallback, partial = Reduced(
                 *self.aggregator(up["update"], priors, _under(state, "aggregator/"), ctx)
             )
+            move, state = self._step(value, state)
         fresh = model.clone()
-        fresh[:p] += self.server_lr * value
+        fresh[:p] += move
         total = weights.sum()
         if self.wire.buffers and bool(total > 0):
             mean = (weights / total).to(fresh.dtype) @ up["buffers"]
@@ -193,7 +200,17 @@ class Context(Guarded):
         )
         state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in own.items()}
         shares = laid_out(weights, up.ids, verdict.ids, 0.0)  # a rejected client had no weight
-        return Merged(fresh, state, replace(verdict, weights=shares, notes=notes, fallback=fallback))
+        verdict = replace(verdict, weights=shares, notes=notes, fallback=fallback)
+        return Merged(fresh, state, verdict, value)
+
+    def _step(self, aggregate: Tensor, state: State) -> tuple[Tensor, State]:
+        """How far the model moves, and the state with what the server's optimiser remembers. A method may
+        scale the aggregate by server_lr, which a config sets for runs without optimiser only."""
+        scaled = self.server_lr * aggregate
+        if self.server is None:
+            return scaled, state
+        move, own = self.server.step(scaled, _under(state, OPTIMIZER))
+        return move, _without(state, OPTIMIZER) | {f"{OPTIMIZER}{k}": v for k, v in own.items()}
 
     def priors(self, up: Uplink) -> Tensor:
         """Weights before any rule: each client's share of the reported samples, or equal ones."""

@@ -398,5 +398,10 @@ class FedCap(Method):
     def draws_banned(self) -> bool:
         return self.removal == "ignored"
 
+    def without_server_optimizer(self) -> str:
+        if not self.customise:
+            return ""
+        return "mixes a model for each client and moves none that all train; set method.customise = false"
+
     def detectors(self) -> tuple[Norm, ...]:
         return (Norm(threshold=self.t_norm, unit=self.t_unit),) if self.detect else ()

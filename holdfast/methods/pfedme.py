@@ -149,3 +149,6 @@ class PFedMe(Method):
     beta: float = setting(
         1.0, "how far the server moves to the average; more than 1 goes beyond it (paper: 1 or 2)", gt=0
     )
+
+    def without_server_optimizer(self) -> str:
+        return "" if self.beta == 1 else f"has a step of its own, beta = {self.beta:g}; set it to 1"

@@ -53,10 +53,9 @@ class RunRecord:
         """The same run without an attack, where it is shown too."""
 
     def _described(self) -> str:
-        """The name of a single run: its method, aggregator and attack."""
-        return " ".join(
-            filter(None, (self.method, name_of(self.config["aggregator"]), name_of(self.config["attack"])))
-        )
+        """The name of a single run: its method, aggregator, server optimiser and attack."""
+        others = (name_of(self.config.get(kind)) for kind in ("aggregator", "server", "attack"))
+        return " ".join(filter(None, (self.method, *others)))
 
     @property
     def finished(self) -> bool:

@@ -303,6 +303,7 @@ def load(pattern: str | Path) -> pd.DataFrame:
             "data": config["data"]["name"],
             "attack": name_of(config["attack"]),
             "aggregator": name_of(config["aggregator"]),
+            "server": name_of(config.get("server")),
         }
         for place, (column, value) in enumerate(about.items()):
             frame.insert(place, column, value)

@@ -133,6 +133,14 @@ def test_every_exchange_has_the_simulators_bits(
     )  # which tune after the last
 
 
+def test_a_server_optimiser_steps_on_the_federations_server(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "fedavg", rounds=3, top='server = "fedadam"')
+    simulate(config, tmp_path / "sim")
+    federate(config, tmp_path / "fed")
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=3)
+    assert "server/optimizer/v" in Store(tmp_path / "fed").head()[1]  # type: ignore[index]
+
+
 def test_a_committee_of_real_clients(tmp_path: Path) -> None:
     """One of three clients scores the models of the others; then all tune."""
     config = write_config(
