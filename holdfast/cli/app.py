@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +178,11 @@ def restore_argument_help(command: Any) -> None:
     for param in command.params:
         if param.param_type_name == "argument" and param.help is None:
             param.help = declared[param.name].default.help
+
+
+def command_line(*words: object) -> str:
+    """A command that can be pasted into a shell."""
+    return shlex.join(["holdfast", *map(str, words)])
 
 
 def open_page(page: Path) -> None:

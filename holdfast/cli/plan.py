@@ -161,6 +161,8 @@ def _groups(found: Forecast) -> Table:
 def _totals(found: Forecast) -> Table:
     from rich.table import Table
 
+    from holdfast.report.numbers import amount, duration
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -185,20 +187,3 @@ def _totals(found: Forecast) -> Table:
     rows = f"rounds {amount(disk.rounds)}, private rows {amount(disk.private)}, the rest {amount(disk.once)}"
     table.add_row("disk", amount(disk.total), f"in {disk.files:,} files: {rows}")
     return table
-
-
-def duration(seconds: float) -> str:
-    """Write seconds as '3.2 s', '4 min 10 s' or '2 h 5 min'."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
-
-
-def amount(size: float) -> str:
-    """Write a number of bytes in the units of engine.memory."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} GB"

@@ -23,10 +23,12 @@ from holdfast.cli.app import (
     Track,
     Workers,
     app,
+    command_line,
     load_plugins,
     only_json,
     open_page,
     print_json,
+    print_line,
     to_stderr,
     to_stdout,
 )
@@ -331,7 +333,7 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
         from holdfast.core.registry import plugin_options
         from holdfast.experiment.manifest import is_sweep, run_folders
 
-        again = f"holdfast resume {folder}{plugin_options(plugins or [])}"
+        again = f"{command_line('resume', folder)}{plugin_options(plugins or [])}"
         kept = (
             f"`{again}` continues it"
             if run_folders(folder) or is_sweep(folder)
@@ -343,24 +345,31 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
 
 def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Path] | None) -> int:
     """Print the result of a run, as a table or as JSON."""
+    from holdfast.report.instability import unstable
     from holdfast.report.read_runs import one_each, read_records
     from holdfast.report.table import tabulate
 
     if as_json:
         print_json(result)
     else:
-        summarise(folder, [tabulate(one_each(read_records(folder)))], plugins)
+        runs = read_records(folder)
+        summarise(folder, [tabulate(one_each(runs))], plugins)
+        for warning in unstable(runs):
+            to_stderr().print(warning, markup=False)
     return diverged(folder)
 
 
 def diverged(folder: Path) -> int:
     """Return the exit code of a finished run: a script must not take a diverged model for a good one."""
+    from holdfast.report.instability import advice
+    from holdfast.report.read_runs import RunRecord
     from holdfast.storage.status import run_status
 
     found = run_status(folder, "")
     if found.status != "diverged":
         return 0
-    to_stderr().print(f"{found.words}; therefore the exit code is {DIVERGED}", markup=False, soft_wrap=True)
+    say = f"{found.words}; {advice(RunRecord(folder).config)} (exit code {DIVERGED})"
+    to_stderr().print(say, markup=False, soft_wrap=True)
     return DIVERGED
 
 
@@ -378,10 +387,6 @@ def summarise(folder: Path, tables: list[Table], plugins: list[Path] | None) -> 
             )
         )
     console.print()
-    console.print(f"run directory   {folder}", markup=False, soft_wrap=True)
-    console.print(
-        f"page            holdfast report {folder}{plugin_options(plugins or [])}",
-        markup=False,
-        soft_wrap=True,
-    )
-    console.print(f'in Python       holdfast.load("{folder}")', markup=False, soft_wrap=True)
+    print_line(console, f"run directory   {folder}")
+    print_line(console, f"page            {command_line('report', folder)}{plugin_options(plugins or [])}")
+    print_line(console, f"in Python       holdfast.load({str(folder)!r})")

@@ -124,6 +124,7 @@ def finish_sweep(folder: Path, statuses: list[RunStatus], as_json: bool, plugins
     """Print the status of every cell, as tables or as JSON; return 1 if a cell of this process failed."""
     from holdfast.experiment.manifest import run_folders
     from holdfast.report.equal_runs import without_effect
+    from holdfast.report.instability import advice, unstable
     from holdfast.report.read_runs import SettingRuns, by_setting, one_each, read_records
     from holdfast.report.table import tabulate
 
@@ -139,12 +140,12 @@ def finish_sweep(folder: Path, statuses: list[RunStatus], as_json: bool, plugins
     if any(line.seeds > 1 for line in over_seeds) and len(over_seeds) > 1:
         tables.append(tabulate(over_seeds))
     summarise(folder, tables, plugins)
-    for warning in without_effect(runs):
+    for warning in (*unstable(runs), *without_effect(runs)):
         to_stderr().print(warning, markup=False)
     if lost := [run_status for run_status in statuses if run_status.mine and run_status.status == "diverged"]:
-        to_stderr().print(
-            f"cells diverged: {len(lost)}, the first in {lost[0].path}", markup=False, soft_wrap=True
-        )
+        said = f"cells diverged: {len(lost)}; the first is {lost[0].path.name}, in round {lost[0].round}"
+        mend = advice(by_path[lost[0].path].records[0].config)
+        to_stderr().print(f"{said}; {mend}", markup=False, soft_wrap=True)
     if failed:
         say_failed(failed)
     return 1 if failed else 0

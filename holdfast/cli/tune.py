@@ -22,9 +22,11 @@ from holdfast.cli.app import (
     Track,
     Workers,
     app,
+    command_line,
     load_plugins,
     only_json,
     print_json,
+    print_line,
     to_stderr,
     to_stdout,
 )
@@ -88,6 +90,7 @@ def tune(
 
     """
     with only_json(as_json):
+        from holdfast.core.registry import plugin_options
         from holdfast.experiment.config_tables import assign, read_config
         from holdfast.tracking import chosen, tracked
         from holdfast.tuning.tune import Tuning
@@ -109,10 +112,10 @@ def tune(
             with Follow(to_stderr()) as follow, tracked(track or [], follow.watch()) as watch:
                 follow.say(f"running the report with seeds {', '.join(map(str, tuning.search.seeds))}")
                 tuned = tuning.report(choices, watch, plugins, retry)
-    return _finish(tuned, as_json)
+    return _finish(tuned, as_json, plugin_options(plugins))
 
 
-def _finish(tuned: Tuned, as_json: bool) -> int:
+def _finish(tuned: Tuned, as_json: bool, plugins: str) -> int:
     from holdfast.report.table import to_rich
 
     failed = [run_status for run_status in tuned.statuses if run_status.status == "failed"]
@@ -123,9 +126,10 @@ def _finish(tuned: Tuned, as_json: bool) -> int:
     console.print()
     console.print(to_rich(tuned.table()))
     console.print(f"\n{tuned.words()}\n", markup=False, soft_wrap=True)
-    console.print(f"trials      {tuned.path / 'trials.csv'}", markup=False, soft_wrap=True)
-    console.print(f"repeat      holdfast sweep {tuned.path / 'tuned.toml'}", markup=False, soft_wrap=True)
-    console.print(f"page        holdfast report {tuned.path / 'report'}", markup=False, soft_wrap=True)
+    print_line(console, f"trials      {tuned.path / 'trials.csv'}")
+    if (tuned.path / "tuned.toml").exists():
+        print_line(console, f"repeat      {command_line('sweep', tuned.path / 'tuned.toml')}{plugins}")
+    print_line(console, f"page        {command_line('report', tuned.path)}{plugins}")
     if failed:
         say_failed(failed)
     return 1 if failed else 0

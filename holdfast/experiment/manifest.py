@@ -27,13 +27,18 @@ from holdfast.experiment.object_names import agree, is_word, unnamed
 from holdfast.local.plan import Plan
 
 _MANY = 4096  # threads or processes: a larger number is a mistake
+TRIALS = "trials.csv"
+"""The file by which the folder of a fair comparison (`holdfast tune`) is recognised."""
 
 
 def run_folders(out: Path) -> list[Path]:
-    """The runs in a directory: itself, or its folders."""
+    """The runs in a directory: itself, or its folders. Of a fair comparison, those of its report, not its
+    trials."""
     out = Path(out)
     if (out / "manifest.json").exists():
         return [out]
+    if (out / TRIALS).exists() and is_sweep(out / "report"):
+        return run_folders(out / "report")
     return sorted(file.parent for file in out.glob("*/manifest.json"))
 
 

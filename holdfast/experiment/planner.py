@@ -203,7 +203,8 @@ def _shared(tried: Callable[[], Forecast], workers: int, experiment: Experiment)
     return replace(best, plan=plan, measured=measured, memory=best.memory * workers)
 
 
-def sentence(forecast: Forecast, experiments: list[Experiment], threads: int) -> str:
+def sentence(forecast: Forecast, experiments: list[Experiment], threads: int, cost: bool = True) -> str:
+    """The plan that was chosen, in words. With `cost`, also what its trial says about the whole run."""
     plan = forecast.plan
     measured = ", ".join(f"{name} {micro:.0f} us" for name, micro in forecast.measured.items())
     seconds = forecast.seconds(sum(client_steps(e) for e in experiments))
@@ -218,7 +219,8 @@ def sentence(forecast: Forecast, experiments: list[Experiment], threads: int) ->
         f"expect about {max(seconds, 0.1):.1f} s of training and {max(forecast.memory // 10**6, 1)} MB for a"
         " stack"
     )
-    return f"plan {plan.name}, {where} (per client step: {measured}); {expect}"
+    chosen = f"plan {plan.name}, {where} (per client step: {measured})"
+    return f"{chosen}; {expect}" if cost else chosen
 
 
 def _cohort_size(experiment: Experiment) -> int:

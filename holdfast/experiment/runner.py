@@ -31,6 +31,9 @@ class RunCallbacks:
     say: Say = lambda line: None
     moved: Callable[[Experiment], None] = lambda experiment: None
     planned: Callable[[list[Experiment]], None] = lambda experiments: None
+    tell_cost: bool = True
+    """Whether to say what the trial of a plan says about the cost of the run. A forecast measures this
+    better, and one command should not print two numbers for one thing."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ def agree(experiments: list[Experiment], device: str, watch: RunCallbacks) -> Ru
     """Choose by trial how these experiments are trained together, and report the choice."""
     threads, forecasts = plan_together(experiments, pick_device(device), experiments[0].config.engine.threads)
     for name, forecast in forecasts.items():
-        watch.say(sentence(forecast, [e for e in experiments if e.run_context.plan_key == name], threads))
+        mine = [e for e in experiments if e.run_context.plan_key == name]
+        watch.say(sentence(forecast, mine, threads, watch.tell_cost))
     return RunTerms(tuple(forecasts[e.run_context.plan_key].plan for e in experiments), threads, device)
 
 

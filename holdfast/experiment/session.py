@@ -58,6 +58,7 @@ def resume_run(
 ) -> dict[str, Any]:
     """Continue a run under the plan and threads it began with. A run that was given Python objects needs its
     config again."""
+    _refuse_comparison(out)
     if not (Path(out) / "manifest.json").exists() and run_folders(out):
         raise ConfigError(f"the runs in {out} are not a sweep; resume them one by one")
     manifest = read_manifest(out)
@@ -99,8 +100,17 @@ def _run_one(
     raise damaged from driver.error
 
 
+def _refuse_comparison(out: Path) -> None:
+    if is_sweep(Path(out) / "trials"):
+        raise ConfigError(
+            f"{out} holds a fair comparison; the `holdfast tune` command that began it, with --out {out},"
+            " continues it"
+        )
+
+
 def _refuse_taken(out: Path) -> None:
     """Refuse a directory that holds a run or a sweep already."""
+    _refuse_comparison(out)
     taken = [folder for folder in run_folders(out) if (folder / "head.json").exists()]
     if taken or is_sweep(out):
         there = taken[0] if taken else out

@@ -150,7 +150,7 @@ def _run(
     plugins: Sequence[str],
     shard: tuple[int, int],
 ) -> None:
-    watch = replace(stage.watch, planned=stage.planned, moved=lambda experiment: None)
+    watch = replace(stage.watch, planned=stage.planned, moved=lambda experiment: None, tell_cost=False)
     if len(cells) == 1 and not cells[0][0]:
         if shard != (1, 1):
             raise ConfigError("shard: there is no [sweep] section with a list, so there is nothing to divide")

@@ -24,8 +24,8 @@ MOST_PAIRS = 45  # all pairs of ten lines; of more lines, each is compared with 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two lines, the second less the first: over the seeds they share, and over the clients of one of these
-    seeds."""
+    """Two lines, the second less the first, as the label says: over the seeds they share, and over the
+    clients of one of these seeds."""
 
     first: SettingRuns
     second: SettingRuns
@@ -177,6 +177,7 @@ class Comparison:
     def _plain_pair(self, place: int, pair: Pair) -> dict[str, Any]:
         seeds, clients = pair.over_seeds, pair.over_clients
         return {
+            "label": pair.label,
             "first": pair.first.label,
             "second": pair.second.label,
             "seeds": list(pair.seeds),
@@ -220,7 +221,9 @@ def read_lines(folders: Sequence[Path]) -> list[SettingRuns]:
 def _home(record: RunRecord, folders: Sequence[Path]) -> Path:
     """The folder through which the run was requested."""
     path = record.path.resolve()
-    return next(folder for folder in (Path(f).resolve() for f in folders) if folder in (path, path.parent))
+    return next(
+        folder for folder in (Path(f).resolve() for f in folders) if folder in (path, *path.parents[:2])
+    )
 
 
 def _told_apart(lines: list[SettingRuns], homes: dict[Path, Path]) -> list[SettingRuns]:
@@ -273,12 +276,37 @@ def _check_metric(metric: str, lines: Sequence[SettingRuns]) -> None:
 
 
 def _named(label: str, lines: Sequence[SettingRuns]) -> SettingRuns:
-    for line in lines:
-        if line.label == label:
-            return line
+    """The line that is meant: by its whole name, by its folder, by its method, or by some words of its
+    name."""
+    for means in (_is_called, _lies_in, _has_method, _has_words):
+        found = [line for line in lines if means(line, label)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(f"'{line.label}'" for line in found)
+            raise ConfigError(f"--against: {len(found)} lines fit '{label}'; name one of them: {names}")
     raise ConfigError(
         f"--against: no line is called '{label}'{suggest(label, [line.label for line in lines])}"
     )
+
+
+def _is_called(line: SettingRuns, label: str) -> bool:
+    return line.label == label
+
+
+def _lies_in(line: SettingRuns, label: str) -> bool:
+    place = Path(label).resolve()
+    return any(place in (record.path.resolve(), record.path.resolve().parent) for record in line.records)
+
+
+def _has_method(line: SettingRuns, label: str) -> bool:
+    return line.records[0].method == label
+
+
+def _has_words(line: SettingRuns, label: str) -> bool:
+    """Whether all words of the label, such as 'fedavg lie', are words of the line's name."""
+    words = {word for said in line.label.split() for word in (said, said.rpartition("=")[2])}
+    return bool(label.split()) and all(word in words for word in label.split())
 
 
 def _pair(first: SettingRuns, second: SettingRuns, metric: str) -> Pair:

@@ -11,15 +11,13 @@ from holdfast.core.version import __version__
 from holdfast.report.compare import Comparison, by_seed, mean_of, spread_of
 from holdfast.report.config_differences import in_short
 from holdfast.report.markup import fill
+from holdfast.report.numbers import amount, duration, percent, percent_and_spread, points
 from holdfast.report.paired_tests import CONFIDENCE, Paired
 from holdfast.report.table import (
     WORDS,
     Entry,
     Table,
-    amount,
     columns,
-    duration,
-    percent,
     tabulate,
     to_markdown,
 )
@@ -71,9 +69,10 @@ def parts(comparison: Comparison) -> list[Part]:
 
 
 _ABOUT_CLIENTS = (
-    "About clients, not about seeds: whether the second setting serves these clients differently from the"
-    " first in this one draw of data and start. It says nothing about what another seed would give."
-    " Signed-rank test, two-sided; Holm over the pairs of this table."
+    "In the row 'A − B', better counts the clients that A serves better than B. This is about clients, not"
+    " about seeds: whether the two settings serve these clients differently in this one draw of data and"
+    " start. It says nothing about what another seed would give. Signed-rank test, two-sided; Holm over the"
+    " pairs of this table."
 )
 
 
@@ -82,17 +81,17 @@ def _about_figures(comparison: Comparison) -> str:
         "± is the standard deviation over seeds. " if any(line.seeds > 1 for line in comparison.lines) else ""
     )
     return (
-        f"{spread}The difference is that of mean {comparison.metric} to {comparison.reference.label}, over"
-        " finished runs."
+        f"{spread}The difference is the row's mean {comparison.metric} less that of"
+        f" {comparison.reference.label}, over finished runs."
     )
 
 
 def _about_seeds(comparison: Comparison) -> str:
     which = "all pairs" if comparison.all_pairs else f"the pairs with {comparison.reference.label}"
     return (
-        f"The second less the first under the same seed: mean with its {100 * CONFIDENCE:g} % interval, p of"
-        " the paired t-test and of Wilcoxon's signed-rank test, both two-sided, and after Holm's correction"
-        f" over {which}."
+        "The row 'A − B' has the difference of A less B under the same seed: its mean with the"
+        f" {100 * CONFIDENCE:g} % interval, p of the paired t-test and of Wilcoxon's signed-rank test, both"
+        f" two-sided, and after Holm's correction over {which}."
     )
 
 
@@ -200,8 +199,9 @@ def signed(metric: str, difference: float) -> str:
     """A difference with its sign; of shares in percentage points."""
     write = writer(metric)
     if write is percent:
-        return f"{100 * difference:+.2f} points".replace("-", "−")
-    return ("−" if difference < 0 else "+") + write(abs(difference))
+        return points(difference)
+    text = write(abs(difference))
+    return text if text == write(0.0) else ("−" if difference < 0 else "+") + text
 
 
 def _interval(metric: str, test: Paired) -> str:
@@ -213,11 +213,9 @@ def _mean_and_spread(metric: str, mean: float | None, spread: float | None) -> s
     if mean is None:
         return "–"
     write = writer(metric)
-    if spread is None:
-        return write(mean)
-    return (
-        f"{100 * mean:.1f} ± {100 * spread:.1f} %" if write is percent else f"{write(mean)} ± {write(spread)}"
-    )
+    if write is percent:
+        return percent_and_spread(mean, spread)
+    return write(mean) if spread is None else f"{write(mean)} ± {write(spread)}"
 
 
 def _p(value: float | None) -> Entry:

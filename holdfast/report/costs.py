@@ -11,7 +11,7 @@ from holdfast.report.axis import shorten
 from holdfast.report.charts import NAME_LETTERS
 from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import SettingRuns
-from holdfast.report.table import amount, duration
+from holdfast.report.numbers import amount, duration
 
 _PARTS: dict[str, tuple[dict[str, str], Callable[[float], str]]] = {
     "Bytes, all clients and rounds": ({"bytes/up": "to the server", "bytes/down": "to the clients"}, amount),

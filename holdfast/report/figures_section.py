@@ -9,6 +9,7 @@ from markupsafe import Markup
 from holdfast.report.attack_effects import attacked
 from holdfast.report.charts import swatch
 from holdfast.report.equal_runs import without_effect
+from holdfast.report.instability import unstable
 from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import RunRecord, SettingRuns, not_begun
 from holdfast.report.robustness_map import map_drawing, score_map
@@ -113,7 +114,7 @@ def _troubles(records: Sequence[RunRecord]) -> list[str]:
         notes.append(f"{failed} of the runs failed and have no figures.")
     if noted := [note for record in records for part in record.parts for note in part.get("attack", [])]:
         notes.append(f"In some rounds an attack deviated from its formula: {noted[0]}.")
-    notes += without_effect(records)
+    notes += [*unstable(records), *without_effect(records)]
     if missing := not_begun(records):
         notes.append(
             f"{missing} cells of the sweep have not begun, or failed before their first round, and are not"

@@ -20,6 +20,7 @@ from holdfast.report.protocol import protocol
 from holdfast.report.read_runs import RunRecord, by_setting, read_records
 from holdfast.report.run_details import inside_each
 from holdfast.report.settings_by_attack import SettingsByAttack
+from holdfast.report.tuning_section import trials
 from holdfast.report.verdict import verdict
 
 MOST_TOGETHER = 12  # runs on one page; more of them get a page each
@@ -35,9 +36,8 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
         return target
     names = {record.path: f"{record.path.name}.html" for record in records}
     beside = target.with_suffix("")
-    if (
-        beside == target or (beside / "manifest.json").exists()
-    ):  # the page has no suffix, or a run has the name
+    if beside == target or any((beside / name).exists() for name in ("manifest.json", "sweep.json")):
+        # the page has no suffix, or a run or a sweep has the name
         beside = target.with_name(f"{target.name}-runs")
     with plain_disk_errors(beside):
         beside.mkdir(parents=True, exist_ok=True)
@@ -88,6 +88,7 @@ def all_sections(records: Sequence[RunRecord], links: Mapping[Path, str] | None 
         headline(lines, by_attack),
         rounds.over_rounds(lines, by_attack),
         figures(lines, by_attack),
+        trials(records),
         attack_effects.bans(lines, by_attack),
         sections.clients(lines, by_attack),
         federated(records),

@@ -14,10 +14,11 @@ from holdfast.report.charts import heat_map, strips
 from holdfast.report.class_counts import Holdings, in_words, spread
 from holdfast.report.heat_map_files import holdings_drawing
 from holdfast.report.markup import Section, fill
+from holdfast.report.numbers import percent
 from holdfast.report.read_runs import RunRecord, SettingRuns
 from holdfast.report.rerun_config import command, config_text, without_defaults
 from holdfast.report.settings_by_attack import BENIGN, SettingsByAttack
-from holdfast.report.table import STATUS, percent
+from holdfast.report.table import STATUS
 
 MOST_CLIENTS = 100  # columns of the heat map
 MOST_DOTS = 6000  # clients' dots on a page

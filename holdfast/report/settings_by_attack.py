@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from holdfast.report.numbers import percent_and_spread
 from holdfast.report.read_runs import SettingRuns
-from holdfast.report.table import Entry, Table, percent
+from holdfast.report.table import Entry, Table
 from holdfast.results.run import name_of
 from holdfast.sweeps.grid import flatten
 
@@ -96,12 +97,7 @@ class ScoreGrid:
 
 
 def _entry(score: Score, best: bool) -> Entry:
-    text = (
-        percent(score.mean)
-        if score.spread is None
-        else f"{100 * score.mean:.1f} ± {100 * score.spread:.1f} %"
-    )
-    return Entry(text, score.mean, best, score.spread)
+    return Entry(percent_and_spread(score.mean, score.spread), score.mean, best, score.spread)
 
 
 class SettingsByAttack:

@@ -11,9 +11,9 @@ from markupsafe import Markup
 from holdfast.report import run_plots, svg
 from holdfast.report.axis import Axis, PlotArea, broken_line, nice_ticks, round_ticks
 from holdfast.report.markup import Section, fill
+from holdfast.report.numbers import amount, duration
 from holdfast.report.read_runs import RunRecord
 from holdfast.report.run_data import MOST_ROUNDS, RunData
-from holdfast.report.table import amount, duration
 
 _WIDE, _HIGH = 132, 68  # of one client's chart
 _AREA = PlotArea(7, 20, _WIDE - 7, _HIGH - 5)

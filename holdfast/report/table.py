@@ -10,24 +10,8 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from holdfast.report.numbers import amount, duration, percent, percent_and_spread
 from holdfast.report.read_runs import RunRecord, SettingRuns, asked
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def amount(value: float) -> str:
-    """Bytes as a person reads them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
 @dataclass(frozen=True)
@@ -40,11 +24,23 @@ class Column:
     write: Callable[[float], str]
     better: int
     help: str
+    instead: Callable[[SettingRuns], str | None] = lambda line: None
+    """Words where the figure would mislead."""
 
     def value(self, line: SettingRuns) -> float | None:
         found = [line.mean(metric) for metric in self.metrics]
         known = [value for value in found if value is not None]
         return sum(known) if known else None
+
+
+def _nobody_caught(line: SettingRuns) -> str | None:
+    """A run that bans nobody is right about every benign client, which says nothing about its defence."""
+    if any(record.bans for record in line.records):
+        return None
+    if not any(part.get("rejected") for record in line.records for part in record.parts):
+        return "no detection"
+    drawn = any(not isinstance(record.manifest["malicious"], list) for record in line.records)
+    return None if drawn else "no bans"  # with a redrawn set, rejections count too
 
 
 ALWAYS = (
@@ -108,7 +104,9 @@ UNDER_ATTACK = (
         ("detection/dacc",),
         percent,
         1,
-        "clients rightly banned or rightly not; with a redrawn set, such decisions",
+        "clients rightly banned or rightly not; with a redrawn set, such decisions; 'no detection' where no"
+        " client was ever banned or rejected",
+        _nobody_caught,
     ),
 )
 WITH_PEERS = (
@@ -209,10 +207,10 @@ def _faced(line: SettingRuns) -> str:
 def _entry(column: Column, line: SettingRuns, value: float | None, rivals: Sequence[float | None]) -> Entry:
     if value is None:
         return Entry("–")
-    text = column.write(value)
+    if (words := column.instead(line)) is not None:
+        return Entry(words)
     spread = line.spread(column.metrics[0]) if len(column.metrics) == 1 else None
-    if spread is not None and column.write is percent:
-        text = f"{100 * value:.1f} ± {100 * spread:.1f} %"
+    text = percent_and_spread(value, spread) if column.write is percent else column.write(value)
     known = [v for v in rivals if v is not None]
     extreme = max(known) if column.better > 0 else min(known)
     best = column.better > 0 and len(known) > 1 and value == extreme and min(known) != max(known)

@@ -65,8 +65,6 @@ def to_latex(table: Table) -> str:
 
 def _tex_entry(entry: Entry) -> str:
     text = tex(entry.text)
-    if entry.value is not None and text.startswith("-"):
-        text = "$-$" + text[1:]  # a minus, not a hyphen
     return rf"\textbf{{{text}}}" if entry.best else text
 
 

@@ -21,10 +21,12 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import write_atomically
+from holdfast.experiment.manifest import TRIALS
 from holdfast.experiment.runner import RunCallbacks
+from holdfast.report.numbers import percent, percent_and_spread
 from holdfast.report.read_runs import SettingRuns, by_setting, read_records
 from holdfast.report.rerun_config import as_text
-from holdfast.report.table import CHOSEN, STATUS, Entry, Table, percent, to_markdown
+from holdfast.report.table import CHOSEN, STATUS, Entry, Table, to_markdown
 from holdfast.storage.status import RunStatus
 from holdfast.sweeps.grid import Settings, combinations, configs, label
 from holdfast.sweeps.runner import sweep
@@ -86,7 +88,7 @@ class Tuning:
         places = [
             _best(candidate, share) for candidate, share in zip(self.search.candidates, shares, strict=True)
         ]
-        _write_trials(self.out / "trials.csv", self.search.candidates, shares, places)
+        _write_trials(self.out / TRIALS, self.search.candidates, shares, places)
         choices = [
             Choice(
                 candidate,
@@ -294,5 +296,4 @@ def _figure(line: SettingRuns, metric: str, best: bool = False) -> Entry:
     if not values:
         return Entry("–")
     mean = statistics.fmean(values)
-    spread = line.spread(metric)
-    return Entry(percent(mean) if spread is None else f"{100 * mean:.1f} ± {100 * spread:.1f} %", mean, best)
+    return Entry(percent_and_spread(mean, line.spread(metric)), mean, best)

@@ -59,7 +59,9 @@ def test_a_run_that_diverged_has_an_exit_code_of_its_own(cli: Callable[..., Answ
         answer = cli(*command)
         assert answer.code == 3 and "fedcap" in answer.out and "Traceback" not in answer.err
         last = answer.err.strip().splitlines()[-1]
-        assert last.startswith("diverged in round 1: ") and last.endswith("; therefore the exit code is 3")
+        assert last.startswith("diverged in round 1: ") and last.endswith(
+            "; lower train.lr (now 1e+30) (exit code 3)"
+        )
     shown = cli("resume", "a", "--json")
     assert shown.code == 3 and json.loads(shown.out)["final"]["diverged"] == 1
     assert "exit code is 3" in " ".join(cli("run", "--help").out.split())

@@ -128,9 +128,11 @@ def test_a_failing_cell(holdfast: Callable[..., Answer], grid: Path) -> None:
 def test_a_diverging_cell_is_no_error_but_is_seen(holdfast: Callable[..., Answer], grid: Path) -> None:
     answer = holdfast("sweep", grid, "--out", "s", "--set", "sweep.train.lr=[0.1, 1e300]")
     assert answer.code == 0 and answer.out.count("diverged in round 1: ") == 4 and "2 diverged" in answer.out
-    assert answer.err.count("diverged in round 1") == 4 and answer.err.strip().splitlines()[-1].startswith(
-        "cells diverged: 4, the first in"
+    last = answer.err.strip().splitlines()[-1]
+    assert answer.err.count("diverged in round 1") == 4 and last.startswith(
+        "cells diverged: 4; the first is "
     )
+    assert last.endswith("in round 1; lower train.lr (now 1e+300)")
     text = render(read_records(Path("s")))
     assert "4 of the runs diverged" in text and "2 diverged" in text
     cell = json.loads(holdfast("resume", "s", "--json").out)["cells"][1]

@@ -20,7 +20,9 @@ from holdfast.cli import main
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.experiment.config import make_config
 from holdfast.experiment.loop import Experiment
+from holdfast.experiment.runner import RunCallbacks
 from holdfast.forecast.extrapolation import MeasuredRounds, evaluations, forecast_seconds, line
+from holdfast.forecast.measure import forecast_cost
 from holdfast.forecast.participation import expected_participation
 from holdfast.forecast.short_rounds import (
     ShortRoundEngine,
@@ -414,6 +416,11 @@ def test_the_forecast_as_a_table(call: Callable[..., tuple[int, str, str]], tmp_
         "private rows",
     ):
         assert words in out
+    said: list[str] = []
+    cell = ("", make_config({"method": "ditto", "train": {"rounds": 2}}))
+    forecast_cost([cell], tmp_path / "x", RunCallbacks(say=said.append))
+    assert any(line.startswith("plan ") for line in said)
+    assert not any("expect" in line for line in said)  # the table is the only forecast
     code, out, _ = call("--set", "method.name=ditto", "--set", "train.rounds=2", "--plan", "loop")
     assert code == 0 and "ditto" in out and "1 group on cpu" in out
 

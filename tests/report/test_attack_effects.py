@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from holdfast.report.page import write_page
 from holdfast.report.read_runs import by_setting, read_records
 from holdfast.report.settings_by_attack import SettingsByAttack
 from holdfast.report.table import tabulate
+from holdfast.report.table_exports import export
 from tests.report.conftest import sweep, text_of
 
 LONG = {"name": "replacement", "clients": [2], "factor": 1000.0}
@@ -89,15 +92,21 @@ def test_bans_where_attackers_are_drawn_for_every_round(tmp_path: Path) -> None:
     assert {kind for kind, _ in found} == {"banned"}
 
 
-def test_a_detector_without_bans_has_its_figures(tmp_path: Path) -> None:
-    """The bound is far too high for this attack: no client is banned, and the page must show that."""
+def test_a_detector_that_bans_nobody_has_no_detection_accuracy(tmp_path: Path) -> None:
+    """The bound is far too high for this attack: no client is banned. 3 of 4 clients are rightly not banned,
+    but 75 % would look like success."""
     attack = {"name": "sign-flip", "clients": [2]}
     found = {}
     for method in ("fedavg", "fedcap"):
         out = sweep(tmp_path / method, method={"name": method}, sweep={"attack": ["none", attack]})
         found[method] = tabulate(by_setting(read_records(out)))
     assert "DAcc" not in found["fedavg"].titles
-    assert found["fedcap"].rows[1][found["fedcap"].titles.index("DAcc")].text == "75.0 %"
+    records = read_records(tmp_path / "fedcap")
+    entry = found["fedcap"].rows[1][found["fedcap"].titles.index("DAcc")]
+    assert (entry.text, entry.value) == ("no detection", None)
+    assert records[1].final["detection/dacc"] == 0.75  # as papers count it
+    rows = list(csv.DictReader(io.StringIO(export(by_setting(records), "csv"))))
+    assert rows[1]["DAcc"] == "" and "no detection" in export(by_setting(records), "latex")
 
 
 def test_a_lead_within_the_spread_is_said_of_one_attack_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from holdfast.report.compare import Comparison, read_lines
 from holdfast.report.compare_tables import as_markdown, parts, signed, writer
 from holdfast.report.config_differences import MISSING, differing
 from holdfast.report.paired_tests import holm, paired, smallest
-from holdfast.report.read_runs import read_records
+from holdfast.report.read_runs import Dot, RunRecord, read_records
 from holdfast.storage.store import Store
 from tests.report.conftest import sweep
 
@@ -140,6 +141,55 @@ def test_clients_are_paired_within_one_seed(seeds: Path) -> None:
     assert (of["better"], of["worse"]) == (int((there > here).sum()), int((there < here).sum()))
 
 
+def test_the_sign_is_that_of_the_label(
+    seeds: Path, tmp_path: Path, cli: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """'ditto − fedavg', where ditto is 10, 20, 30 and 40 points better: +25 points, in the terminal, on the
+    page, in Markdown, as JSON and in Python. Of the two clients, ditto serves one 50 points better and one 10
+    points worse: +20."""
+    by_hand = {"fedavg": 0.5, "ditto": 0.6, "local": 0.5}
+    of_clients = {"fedavg": (0.4, 0.5), "ditto": (0.9, 0.4), "local": (0.4, 0.5)}
+
+    def final(record: RunRecord) -> dict[str, Any]:
+        gain = 0.1 * record.seed if record.method == "ditto" else 0.0
+        return {"accuracy": by_hand[record.method] + gain}
+
+    def dots(record: RunRecord) -> list[Dot]:
+        return [Dot(i, record.seed, a, 10) for i, a in enumerate(of_clients[record.method])]
+
+    monkeypatch.setattr(RunRecord, "final", property(final))
+    monkeypatch.setattr(RunRecord, "dots", dots)
+    comparison = Comparison(read_lines([seeds]))
+    assert [pair.label for pair in comparison.pairs] == ["ditto − fedavg", "local − fedavg", "local − ditto"]
+    assert comparison.difference(comparison.lines[1]) == pytest.approx(0.25)
+    pair = comparison.plain()["pairs"][0]
+    assert pair["label"] == "ditto − fedavg" and pair["difference"] == pytest.approx(0.25)
+    assert (pair["clients"]["better"], pair["clients"]["worse"]) == (1, 1)
+    assert pair["clients"]["difference"] == pytest.approx(0.2)
+    _, out, _ = cli(seeds, "--out", tmp_path / "page.html")
+    _, markdown, _ = cli(seeds, "--markdown")
+    page = re.sub(r"<[^>]*>", " ", (tmp_path / "page.html").read_text())
+    for text in (out, markdown, page):
+        said = [" ".join(line.replace("|", " ").split()) for line in text.splitlines()]
+        over_seeds, over_clients = (line for line in said if line.startswith("ditto − fedavg "))
+        assert "4 +25.00 points +4.46 to +45.54" in over_seeds
+        assert "0 2 1 1 +20.00 points" in over_clients
+        assert any(line.startswith("local − ditto ") and "−25.00 points" in line for line in said)
+
+
+def test_a_line_is_found_by_its_method_its_words_or_its_folder(duel: Path) -> None:
+    lines = read_lines([duel])
+    assert [line.label for line in lines][:2] == ["fedavg none", "fedavg ipm"]
+    assert Comparison(lines, against="ipm fedavg").reference is lines[1]
+    assert Comparison(lines[2:4], against="fedavg").reference is lines[2]
+    one = lines[1].records[0].path
+    assert Comparison(lines, against=str(one)).reference is lines[1]
+    with pytest.raises(
+        ConfigError, match="3 lines fit 'fedavg'; name one of them: 'fedavg none', 'fedavg ipm'"
+    ):
+        Comparison(lines, against="fedavg")
+
+
 def test_against_one_line_tests_only_with_it(seeds: Path) -> None:
     comparison = Comparison(read_lines([seeds]), "accuracy/worst10", "ditto")
     assert [pair.label for pair in comparison.pairs] == ["fedavg − ditto", "local − ditto"]
@@ -198,7 +248,7 @@ def test_the_command(seeds: Path, tmp_path: Path, cli: Callable[..., tuple[int, 
     assert (
         code == 0
         and "accuracy, paired over seeds" in out
-        and "About clients, not about seeds" in out
+        and "This is about clients, not about seeds" in out
         and str(page) in out
     )
     text = page.read_text()

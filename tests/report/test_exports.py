@@ -27,7 +27,7 @@ from holdfast.report.table_exports import export, tex, to_latex
 def test_latex_is_booktabs_and_nothing_in_it_is_a_command() -> None:
     table = Table(
         ("", "lost %"),
-        ((Entry("a_b & \\x{1}"), Entry("94.6 ± 0.4 %", 0.946, True)), (Entry("c"), Entry("-1.0 %", -0.01))),
+        ((Entry("a_b & \\x{1}"), Entry("94.6 ± 0.4 %", 0.946, True)), (Entry("c"), Entry("−1.0 %", -0.01))),
     )
     assert (
         to_latex(table)

@@ -17,8 +17,6 @@ from holdfast.report.table import (
     Entry,
     Table,
     _entry,
-    amount,
-    duration,
     narrowed,
     tabulate,
     to_markdown,
@@ -103,11 +101,6 @@ def test_markdown_keeps_a_bar_inside_its_cell() -> None:
         to_markdown(Table(("", "x"), ((Entry("a|b"), Entry("1", 1.0, True)),))).splitlines()[2]
         == "| a\\|b | **1** |"
     )
-
-
-def test_amounts_as_people_read_them() -> None:
-    assert [amount(v) for v in (0, 999, 23_100_000, 4e15)] == ["0 B", "999 B", "23.1 MB", "4000.0 TB"]
-    assert [duration(v) for v in (3.21, 600)] == ["3.2 s", "10.0 min"]
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:

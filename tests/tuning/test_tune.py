@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -260,6 +261,34 @@ def test_the_tune_command(cli: Callable[..., Answer], tmp_path: Path) -> None:
         for folder in ("fair/report", "again")
     )
     assert one is not None and two is not None and one["final"]["accuracy"] == two["final"]["accuracy"]
+
+
+PLUGIN = """
+from holdfast.core.registry import register
+from holdfast.methods.fedavg import FedAvg
+
+@register("method", "my-own")
+class MyOwn(FedAvg):
+    "As fedavg."
+"""
+
+
+def test_the_commands_that_tune_prints_work(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    """Also with a plug-in, and where the folder's name has a space."""
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    (tmp_path / "sweep.toml").write_text(CONFIG.replace('"ditto"', '"my-own"'))
+    answer = cli("tune", "sweep.toml", "--budget", 2, "--out", "the fair one", "--plugin", "mine.py")
+    assert answer.code == 0, answer.err
+    hints = [shlex.split(line)[1:] for line in answer.out.splitlines() if "  holdfast " in line]
+    assert [hint[1] for hint in hints] == ["sweep", "report"] and all("--plugin" in hint for hint in hints)
+    for hint in hints:
+        assert cli(*hint[1:]).code == 0
+    page = (tmp_path / "the fair one" / "report.html").read_text()
+    assert "How settings were chosen" in page and "All trials (4)" in page
+    again = cli("resume", "the fair one")
+    assert again.code == 2 and "`holdfast tune` command that began it" in again.err
+    assert cli("compare", "the fair one", "--against", "fedavg").code == 0
+    assert set(holdfast.load("the fair one")["method"]) == {"fedavg", "my-own"}
 
 
 def test_the_tune_command_refuses_wrong_input(cli: Callable[..., Answer]) -> None:
