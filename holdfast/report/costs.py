@@ -10,8 +10,8 @@ from holdfast.report import plots, svg
 from holdfast.report.axis import shorten
 from holdfast.report.charts import NAME_LETTERS
 from holdfast.report.markup import Section, fill
-from holdfast.report.read_runs import SettingRuns
 from holdfast.report.numbers import amount, duration
+from holdfast.report.read_runs import SettingRuns
 
 _PARTS: dict[str, tuple[dict[str, str], Callable[[float], str]]] = {
     "Bytes, all clients and rounds": ({"bytes/up": "to the server", "bytes/down": "to the clients"}, amount),

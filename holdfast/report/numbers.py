@@ -1,5 +1,5 @@
-"""How numbers are written, in terminals, on pages and in tables for papers. A value that rounds to zero has no
-sign, and a negative one has a minus, not a hyphen."""
+"""How numbers are written, in terminals, on pages and in tables for papers. A value that rounds to zero has
+no sign, and a negative one has a minus, not a hyphen."""
 
 from __future__ import annotations
 
