@@ -85,7 +85,7 @@ def through(
     training = network.module.training
     network.module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), network.drawing(None):
             return _through(
                 network,
                 predict,

@@ -132,7 +132,7 @@ def _train_together(stack: Stack, rows: Tensor, precision: Precision) -> tuple[T
         m = counts[t]
         now = slice(0, m)
         active, state = {k: v[now] for k, v in params.items()}, {k: v[now] for k, v in buffers.items()}
-        key = stack.dropout(rows[now], t) if network.keyed else no_keys[now]
+        key = stack.dropout(rows[now], t) if network.needs_key else no_keys[now]
         if run is not None:
             lr = torch.as_tensor(sgd.rows(now).lr, dtype=network.dtype, device=stack.model.device).expand(m)
             fresh, state_fresh, value = Stacked.run(torch.func.vmap(run), active, state, batch, key, lr)
@@ -174,7 +174,7 @@ def _train_each(stack: Stack, rows: Tensor, precision: Precision) -> tuple[Tenso
         batches = stack.batches(int(row), owner)
         for t in range(int(stack.order.steps[owner])):
             batch = next(batches)
-            key = stack.dropout(row[None], t)[0] if network.keyed else _NO_KEY
+            key = stack.dropout(row[None], t)[0] if network.needs_key else _NO_KEY
             if run is not None:
                 lr = torch.as_tensor(update.lr, dtype=network.dtype, device=stack.model.device)
                 fresh, state_fresh, value = run(own, state, batch, key, lr)
@@ -185,6 +185,8 @@ def _train_each(stack: Stack, rows: Tensor, precision: Precision) -> tuple[Tenso
                 with torch.no_grad():
                     update.apply([own[name] for name in wanted], grads)
             losses[i] += value
+            if i == t == 0:  # most models that draw do so in every step
+                own_luck()
     own_luck()
     return network.layout.flatten(params | buffers), losses
 

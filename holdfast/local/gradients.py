@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from holdfast.core.device import Precision, autocast
-from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.errors import ConfigError
 from holdfast.local.losses import Batch, Loss
+from holdfast.models.keyed_draws import UnkeyedDraw
 from holdfast.models.network import Network
 
-OWN_LUCK = (
-    "the model or the loss draws random numbers itself (F.dropout?): use nn.Dropout, which Holdfast keys"
-)
 Tensors = dict[str, Tensor]
 Step = Callable[[Callable[[Tensors, Batch], Tensors], Tensors, Batch, Tensor], Tensors]
 """step(gradient, params, batch, lr) -> params: a pure function that computes a whole update of one client and
@@ -89,7 +87,7 @@ class Single:
         """Return the gradients of the wanted parameters and the loss. PyTorch changes buffers in place."""
         for module in self.keyed:
             module.dropout_key = key
-        with autocast(batch.mask.device, self.precision):
+        with autocast(batch.mask.device, self.precision), self.network.drawing(key):
             value = mean_loss(self.loss, self.module, batch, full=True)
         return _gradients(value, [self.params[name] for name in wanted]), value.detach()
 
@@ -109,7 +107,8 @@ class Stacked:
         fresh = {name: tensor.clone() for name, tensor in buffers.items()}
         tensors = {f"net.{name}": t for name, t in (params | fresh).items()}
         tensors |= self.network.context(None if full else batch.mask, key, "net.")
-        return functional_call(self.wrapped, tensors, (batch, full)), fresh
+        with self.network.drawing(key):
+            return functional_call(self.wrapped, tensors, (batch, full)), fresh
 
     def gradients(
         self,
@@ -138,8 +137,8 @@ class Stacked:
         try:
             return function(*inputs)
         except RuntimeError as error:
-            if "randomness" in str(error):
-                raise RunError(OWN_LUCK) from None
+            if "randomness" in str(error) or "aten::rrelu" in str(error):
+                raise UnkeyedDraw from None
             raise
 
 
@@ -153,6 +152,7 @@ def apply_step(
     def run(
         params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, lr: Tensor
     ) -> tuple[Tensors, Tensors, Tensor]:
+        draws = network.drawing(key)  # one for the whole step: each gradient in it draws new numbers
         seen: dict[str, Any] = {"buffers": buffers, "loss": torch.zeros((), dtype=lr.dtype, device=lr.device)}
 
         def value(p: Tensors, b: Batch) -> tuple[Tensor, tuple[Tensors, Tensor]]:
@@ -160,7 +160,7 @@ def apply_step(
             tensors = {f"net.{name}": t for name, t in (p | fresh).items()} | network.context(
                 b.mask, key, "net."
             )
-            with autocast(key.device, precision):
+            with autocast(key.device, precision), draws:
                 out = functional_call(wrapped, tensors, (b,))
             return out, (fresh, out.detach())
 
@@ -175,16 +175,20 @@ def apply_step(
 
 
 def no_luck(device: torch.device) -> Callable[[], None]:
-    """Return a check to call after the work: it raises an error if PyTorch's own random state has changed. A
-    keyed training does not change that state."""
+    """Return a check to call after the work: if PyTorch's own random state has changed, it puts the state
+    back and raises an error. A keyed training does not change that state."""
+    cuda = device.type == "cuda"
 
     def state() -> list[Tensor]:
-        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
 
     before = state()
 
     def check() -> None:
         if not all(map(torch.equal, before, state())):
-            raise RunError(OWN_LUCK)
+            torch.set_rng_state(before[0])
+            if cuda:
+                torch.cuda.set_rng_state(before[1], device)
+            raise UnkeyedDraw
 
     return check

@@ -34,6 +34,8 @@ class Structure:
     """Everything a program depends on: stacks with equal structures are trained by the same program."""
 
     signature: str
+    draws: bool
+    """Whether functions of the model or the loss draw by key."""
     dtype: torch.dtype
     device: torch.device
     store: int
@@ -72,6 +74,7 @@ class Structure:
         aux = tuple((key, tuple(value.shape[1:]), value.dtype) for key, value in sorted(stack.aux.items()))
         return cls(
             network.signature,
+            network.draws,
             network.dtype,
             stack.model.device,
             id(stack.samples),

@@ -3,7 +3,7 @@ vector.
 
 Two layers of PyTorch depend on more than their input and parameters. Both get what they need as extra
 buffers, which `torch.func.functional_call` can swap like parameters: no global state, nothing that `vmap`
-refuses.
+refuses. What is drawn by functions inside a forward pass, as in attention, is in keyed_draws.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -23,6 +24,7 @@ from holdfast.core.flat import Layout
 from holdfast.core.keys import Key, combine, to_uniform
 from holdfast.models.batched_convolution import batch_norm, folded, unfolded
 from holdfast.models.features import NO_HEAD
+from holdfast.models.keyed_draws import ALWAYS, KeyedDraws, UnkeyedDraw
 
 T = TypeVar("T")
 MASK = "padding_mask"
@@ -117,6 +119,9 @@ class Network:
         for stacks."""
         self.keyed = [name for name, m in self.module.named_modules() if isinstance(m, _KeyedDropout)]
         self.masked = [name for name, m in self.module.named_modules() if isinstance(m, _MaskedBatchNorm)]
+        self.draws = any(isinstance(m, ALWAYS) for m in self.module.modules())
+        """Whether functions of the model or the loss draw random numbers, which are then drawn by key. For
+        other models it becomes true when they first draw: most never do, and are faster without."""
 
     def initial(self, key: Key) -> Tensor:
         """The start vector: built under a seed of its own, so that it neither reads nor changes other random
@@ -154,9 +159,15 @@ class Network:
         """Run some work with the module. If it fails, the memory order may be the reason: then it is run
         again in PyTorch's own order, which is used from then on, because a user's `x.view(len(x), -1)`
         depends on it. One client and stacks fall back separately, so that the bits of one plan do not depend
-        on whether the other was tried."""
+        on whether the other was tried. A model that draws random numbers itself is run again with its draws
+        by key."""
         try:
             return work()
+        except UnkeyedDraw:
+            if self.draws:
+                raise
+            self.draws = True
+            return self.attempt(work, stacked)
         except RuntimeError:
             if not (self.folded if stacked else self.innermost):
                 raise
@@ -167,6 +178,16 @@ class Network:
             else:
                 self.innermost = False
             return work()
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a training step draws random numbers, beyond the order of its samples."""
+        return bool(self.keyed) or self.draws
+
+    def drawing(self, key: Tensor | None) -> AbstractContextManager[object]:
+        """Within this context the functions of a forward pass draw by this key; without a key, as in
+        evaluation, they may not draw."""
+        return KeyedDraws(key) if self.draws else nullcontext()
 
     def context(self, mask: Tensor | None, key: Tensor | None, prefix: str = "") -> dict[str, Tensor]:
         """Return the extra buffers for one forward pass of one client: which samples are real, and the key
@@ -282,28 +303,30 @@ def _prepare(module: nn.Module) -> nn.Module:
     """Replace the layers that depend on hidden state, in place; a layer that is used in several places is
     replaced in all of them."""
     swaps: dict[nn.Module, nn.Module] = {}
+    # where attention draws by key, so do all layers: their tensors may have the batch on another axis
+    by_key = any(isinstance(m, nn.MultiheadAttention) and m.dropout > 0 for m in module.modules())
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
-            swap = None if child is None else swaps.get(child) or _replacement(child, len(swaps))
+            swap = None if child is None else swaps.get(child) or _replacement(child, len(swaps), by_key)
             if child is not None and swap is not None:
                 swaps[child] = swap
                 setattr(parent, name, swap)
             elif child is not None:
                 folded(child)
-    return _replacement(module, len(swaps)) or folded(module)
+    return _replacement(module, len(swaps), by_key) or folded(module)
 
 
-def _replacement(child: nn.Module, layer: int) -> nn.Module | None:
+def _replacement(child: nn.Module, layer: int, by_key: bool = False) -> nn.Module | None:
     if isinstance(child, nn.SyncBatchNorm):
         raise ConfigError(
             "model: SyncBatchNorm has no meaning for separate clients; use BatchNorm or GroupNorm"
         )
     if isinstance(child, nn.modules.batchnorm._BatchNorm):
         return _MaskedBatchNorm(child)
+    if by_key:
+        return None
     if isinstance(child, nn.Dropout):
         return _KeyedDropout(child.p, layer, channels=False)
     if isinstance(child, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
         return _KeyedDropout(child.p, layer, channels=True)
-    if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-        raise ConfigError(f"model: {type(child).__name__} is not supported; use nn.Dropout")
     return None

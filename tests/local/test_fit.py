@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded
 from holdfast.evaluation.evaluate import score
@@ -699,21 +699,6 @@ def test_a_loss_that_is_already_reduced_is_a_clear_error(plan: Plan, samples: An
     network = network_of(small)
     with pytest.raises(ConfigError, match="one value per sample.*reduction='none'"):
         train(network, starts(network, 2), samples, deal(samples, [4, 5]), recipe, plan)
-
-
-@both_plans
-def test_a_model_that_draws_its_own_randomness_is_a_clear_error(plan: Plan, samples: Any) -> None:
-    class Careless(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(F.dropout(x, 0.5, self.training))
-
-    network = network_of(Careless)
-    with pytest.raises(HoldfastError, match="nn.Dropout"):
-        train(network, starts(network, 2), samples, deal(samples, [4, 5]), RECIPE, plan)
 
 
 @both_plans
