@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.api import plan, resume, run, sweep, tune
     from holdfast.core.errors import HoldfastError
     from holdfast.core.registry import Part, load_plugin, register, setting
+    from holdfast.data.handed.data import Data
     from holdfast.models.network import Model
     from holdfast.results.run import Run, load
 
@@ -29,6 +30,7 @@ _HOMES = {
     "tune": "holdfast.api",
     "load": "holdfast.results.run",
     "Run": "holdfast.results.run",
+    "Data": "holdfast.data.handed.data",
     "Model": "holdfast.models.network",
     "Part": "holdfast.core.registry",
     "register": "holdfast.core.registry",
@@ -37,6 +39,7 @@ _HOMES = {
     "HoldfastError": "holdfast.core.errors",
 }
 __all__ = [
+    "Data",
     "HoldfastError",
     "Model",
     "Part",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError
+from holdfast.data.handed.data import handed_again
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import as_table, merge
 from holdfast.experiment.runner import RunCallbacks
@@ -148,13 +149,16 @@ def resume(
     config: Config | Given | None = None,
     device: str | None = None,
     track: Sequence[str | Make] = (),
+    data: Any = None,
 ) -> Run | list[Run]:
     """Continue a run that was stopped, or all runs of a sweep. If the config holds objects (a module, a
-    loss), pass it again; to continue a sweep of objects, call `sweep` again."""
+    loss), pass it again; to continue a sweep of objects, call `sweep` again. `data` is needed where the run
+    was handed data in Python and its directory has no copy."""
     chosen = config if isinstance(config, Config) or config is None else make_config(as_table(config))
+    handed = handed_again(data)
     with tracked(track, watch) as watching:
-        results = resume_runs(Path(path), watching, device, config=chosen)
-    runs = [Run(result["run_dir"], chosen) for result in results]
+        results = resume_runs(Path(path), watching, device, config=chosen, data=handed)
+    runs = [Run(result["run_dir"], chosen, handed) for result in results]
     return runs[0] if (Path(path) / "manifest.json").exists() else runs
 
 

@@ -4,13 +4,21 @@ holds."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 from torch import Tensor
 
 from holdfast.core.errors import ConfigError, DataError
@@ -18,6 +26,7 @@ from holdfast.core.files import expand
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, build
 from holdfast.data.client_rows import ClientRows, Padded
+from holdfast.data.handed.data import section_of
 from holdfast.data.partitions.base import Assignment, Partition
 from holdfast.data.samples import Samples
 from holdfast.data.split import Split, split_clients
@@ -63,6 +72,25 @@ class DataSettings(BaseModel):
     )
     root: int = Field(default=0, ge=0, description="number of samples that the server holds")
     held_out: int = Field(default=0, ge=0, description="number of clients that never train and join late")
+    names: tuple[str, ...] = Field(
+        default=(), description="names of the clients in tables and pages; none: their numbers"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _handed(cls, given: Any) -> Any:
+        """Accept data that is handed over in Python in place of the settings."""
+        return section_of(given)
+
+    @field_validator("names")
+    @classmethod
+    def _distinct(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not name.strip() for name in names):
+            raise ValueError("a client has an empty name")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two clients are called '{twice}'")
+        return names
 
     @model_validator(mode="after")
     def _sound(self) -> DataSettings:
@@ -70,6 +98,8 @@ class DataSettings(BaseModel):
         clients = self.known_clients
         if clients is not None and self.held_out >= clients:
             raise ValueError(_all_held_out(self.held_out, clients))
+        if self.names and clients is not None and len(self.names) != clients:
+            raise ValueError(f"{len(self.names)} names for {clients} clients; give every client one, or none")
         self.source()
         return self
 
@@ -143,9 +173,16 @@ def build_federation(settings: DataSettings, key: Key, samples: Samples | None =
     samples = load_samples(settings) if samples is None else samples
     y = samples.y.cpu().numpy()
     root = draw_balanced(y[: samples.train_rows], settings.root, key.fold("root").numpy())
-    pool = np.setdiff1d(np.arange(len(y) if settings.pool == "train+test" else samples.train_rows), root)
+    own_tests = settings.partitioner().own_tests
+    both = settings.pool == "train+test" and not own_tests
+    pool = np.setdiff1d(np.arange(len(y) if both else samples.train_rows), root)
     assignment = _assign(settings, samples, pool, key)
     clients = len(assignment.lists)
+    if settings.names and len(settings.names) != clients:
+        raise DataError(f"data.names: {len(settings.names)} names for {clients} clients")
+    if own_tests and len(samples):
+        assignment = replace(assignment, tests=_own_tests(samples, clients))
+        _check_enough(assignment, settings)
     train, validation, test = split_clients(
         assignment.lists, y, settings.split, key.fold("split"), assignment.tests
     )
@@ -213,14 +250,39 @@ def _assign(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key
     if problem:
         raise DataError(f"data.partition: '{partition.name}' returned {problem}")
 
-    def rows(lists: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [pool[np.asarray(positions, dtype=np.int64)] for positions in lists]
+    def rows(positions: np.ndarray) -> np.ndarray:
+        return pool[np.asarray(positions, dtype=np.int64)]
 
+    tests = assignment.tests
     return replace(
         assignment,
-        lists=rows(assignment.lists),
-        tests=None if assignment.tests is None else rows(assignment.tests),
+        lists=[rows(positions) for positions in assignment.lists],
+        tests=None if tests is None else [None if own is None else rows(own) for own in tests],
     )
+
+
+def _own_tests(samples: Samples, clients: int) -> list[np.ndarray | None]:
+    """Return the test rows of every client that was given a test set."""
+    assert samples.user is not None
+    owner = samples.user.numpy()[samples.train_rows :]
+    rows = [samples.train_rows + np.flatnonzero(owner == client) for client in range(clients)]
+    return [one if len(one) else None for one in rows]
+
+
+def _check_enough(assignment: Assignment, settings: DataSettings) -> None:
+    """Refuse a client with too few samples for all parts of its split."""
+    for client, rows in enumerate(assignment.lists):
+        tested = assignment.tests is not None and assignment.tests[client] is not None
+        parts = {"training": 1.0, "validation": settings.split.validation}
+        parts |= {} if tested else {"testing": settings.split.test}
+        needed = [name for name, share in parts.items() if share > 0]
+        if len(rows) < len(needed):
+            who = f"'{settings.names[client]}'" if settings.names else str(client)
+            raise DataError(
+                f"data: client {who} has {len(rows)} sample{'s' * (len(rows) != 1)}, but data.split needs"
+                f" one each"
+                f" for {' and '.join(needed)}; give it more, or leave it out"
+            )
 
 
 def _problem(assignment: Assignment, clients: int, samples: int) -> str:
@@ -229,19 +291,19 @@ def _problem(assignment: Assignment, clients: int, samples: int) -> str:
     for lists in (assignment.lists, assignment.tests):
         if lists is None:
             continue
+        held = [positions for positions in lists if positions is not None]
         if len(lists) != clients:
             return f"lists for {len(lists)} clients, but data.clients is {clients}"
-        every = np.concatenate(lists).astype(np.int64)
+        every = np.concatenate([np.zeros(0), *held]).astype(np.int64)
         if len(every) and (every.min() < 0 or every.max() >= samples):
             return f"positions {every.min()}..{every.max()} but there are {samples} samples"
-        if any(len(np.unique(positions)) != len(positions) for positions in lists):
+        if any(len(np.unique(positions)) != len(positions) for positions in held):
             return "the same sample twice for one client"
-    held = np.concatenate(assignment.lists).astype(np.int64)
-    if not assignment.overlap and len(np.unique(held)) != len(held):
+    trained = np.concatenate(assignment.lists).astype(np.int64)
+    if not assignment.overlap and len(np.unique(trained)) != len(trained):
         return "the same sample for two clients"
-    if assignment.tests is not None and len(
-        np.intersect1d(held, np.concatenate(assignment.tests).astype(np.int64))
-    ):
+    tested = [own for own in assignment.tests or () if own is not None]
+    if tested and len(np.intersect1d(trained, np.concatenate(tested).astype(np.int64))):
         return "a test sample that a client trains on"
     odd = [name for name, values in assignment.facts.items() if len(values) != clients]
     return f"a fact '{odd[0]}' that does not have one number per client" if odd else ""

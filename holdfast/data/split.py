@@ -49,14 +49,12 @@ def split_clients(
     y: np.ndarray,
     split: Split,
     key: Key,
-    tests: Sequence[np.ndarray] | None = None,
+    tests: Sequence[np.ndarray | None] | None = None,
 ) -> tuple[ClientRows, ClientRows, ClientRows]:
     """Return the train, validation and test rows. The destination of a row depends only on its client's id
-    and on that client's rows. Where clients have test sets of their own, only the validation part is taken
-    from their rows. A row that several clients hold is used for training first, so that no client trains on a
+    and on that client's rows. Where a client has a test set of its own, only the validation part is taken
+    from its rows. A row that several clients hold is used for training first, so that no client trains on a
     row that another is validated on."""
-    if tests is not None:
-        split = Split(train=1 - split.validation, validation=split.validation, test=0.0)
     count = np.array([len(rows) for rows in lists], dtype=np.int64)
     rows = np.concatenate(lists).astype(np.int64)
     owner = np.repeat(np.arange(len(lists)), count)
@@ -67,13 +65,26 @@ def split_clients(
     rank = np.empty_like(rows)
     rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
     sizes = split.sizes(count)
+    if tests is not None:
+        untested = Split(train=1 - split.validation, validation=split.validation, test=0.0)
+        sizes = np.where([own is not None for own in tests], untested.sizes(count), sizes)
     first, second = sizes[0][owner], (sizes[0] + sizes[1])[owner]
     train, validation, test = rank < first, (rank >= first) & (rank < second), rank >= second
     return (
         ClientRows.from_counts(rows[train], sizes[0], y),
         ClientRows.from_counts(rows[validation], sizes[1], y),
-        ClientRows.from_counts(rows[test], sizes[2], y) if tests is None else ClientRows.from_lists(tests, y),
+        _tested(rows[test], sizes[2], y, tests),
     )
+
+
+def _tested(
+    rows: np.ndarray, sizes: np.ndarray, y: np.ndarray, tests: Sequence[np.ndarray | None] | None
+) -> ClientRows:
+    """Return each client's own test set, or what was set aside of its rows."""
+    if tests is None:
+        return ClientRows.from_counts(rows, sizes, y)
+    aside = np.split(rows, np.cumsum(sizes)[:-1])
+    return ClientRows.from_lists([a if own is None else own for a, own in zip(aside, tests, strict=True)], y)
 
 
 def _floor(x: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from torch import nn
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
+from holdfast.core.memory import parse_bytes
 from holdfast.core.registry import INVALID, Part, build, current, explain, setting
 from holdfast.core.screening import FEDERATION_NORM_CAP
 from holdfast.data.federation import DataSettings
@@ -337,14 +338,4 @@ def make_config(table: Mapping[str, Any]) -> Config:
 
 def parse_memory(text: str) -> int:
     """Convert '2GB', '500 MB' or '1.5GiB' to bytes."""
-    units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "b": 1}
-    cleaned = text.strip().lower().replace(" ", "")
-    for unit in sorted(units, key=len, reverse=True):
-        if cleaned.endswith(unit):
-            try:
-                amount = float(cleaned.removesuffix(unit)) * units[unit]
-            except ValueError:
-                break
-            if 1 <= amount < 2**63:
-                return int(amount)
-    raise ConfigError(f"engine.memory: '{text}' is not an amount of memory; write for example 2GB")
+    return parse_bytes(text, "engine.memory")

@@ -13,6 +13,7 @@ from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
 from holdfast.core.reading import bounded, read_toml
+from holdfast.data.handed.data import Data, merged, section_of
 from holdfast.experiment.config import Config
 from holdfast.server_optimizers.base import ServerOptimizer
 
@@ -75,7 +76,7 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
     if len(folders) > _DEEPEST:
         raise ConfigError(f"--set {path[:60]}...: no setting is nested so deeply")
     for folder in folders:
-        inner = table.get(folder)
+        inner = section_of(table.get(folder)) if folder == "data" else table.get(folder)
         if isinstance(inner, str) and folder in PART_SECTIONS:
             inner = {"name": inner}
         elif isinstance(inner, Mapping):
@@ -86,6 +87,9 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
             raise ConfigError(f"--set {path}: '{folder}' is not a section")
         table[folder] = inner
         table = inner
+    if path == "data" and isinstance(value, Data):  # the other settings of the section stay
+        table |= merge(table, {path: value})
+        return
     if last == "name" and folders:
         _rename(table, folders[-1], value)
     table[last] = value
@@ -106,6 +110,8 @@ def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, An
     out = dict(table)
     for key, given in sections.items():
         there = out.get(key)
+        if key == "data":
+            there, given = merged(there, given)
         if isinstance(there, str) and key in PART_SECTIONS:
             there = {"name": there}
         if isinstance(given, str) and key in PART_SECTIONS and isinstance(there, Mapping):

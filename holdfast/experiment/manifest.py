@@ -21,6 +21,8 @@ from holdfast.core.reading import is_whole, read_json
 from holdfast.core.registry import plugin_of
 from holdfast.core.version import __version__
 from holdfast.data.federation import DataSettings
+from holdfast.data.handed.content import HandedOver
+from holdfast.data.handed.kept import check_given, with_data
 from holdfast.experiment.config import Config, Parts, completed, make_config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.object_names import agree, is_word, unnamed
@@ -128,14 +130,21 @@ def is_plan(table: Any) -> bool:
     )
 
 
-def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:
-    """The config a run began with: from its manifest, or given again where the manifest cannot hold it."""
+def config_of(
+    folder: Path, manifest: Mapping[str, Any], given: Config | None = None, data: Sequence[HandedOver] = ()
+) -> Config:
+    """The config a run began with: from its manifest, or given again where the manifest cannot hold it.
+    `data` is what was handed over in Python, given again."""
+    check_given([manifest["config"]], folder, data)
     if given is not None:
         began, plain = completed(manifest["config"]), given.plain()
         if is_word(began["model"]) and is_word(plain["model"]):
             began["model"] = plain[
                 "model"
             ]  # the model may be made in another way: check_same compares the weights
+        again = given.data.options.get("samples")
+        if isinstance(again, HandedOver):
+            check_given([began], folder, [again])
         if not agree(began, plain):
             raise ConfigError(f"{folder} began with another config than the one given")
         return given
@@ -145,7 +154,8 @@ def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = 
             f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path,"
             " config=...)"
         )
-    return with_parts(lambda: make_config(manifest["config"]), folder, manifest.get("plugins", []))
+    table = with_data(manifest["config"], folder, data)
+    return with_parts(lambda: make_config(table), folder, manifest.get("plugins", []))
 
 
 def warn_of_objects(folder: Path, config: Config) -> None:

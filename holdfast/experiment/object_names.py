@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from holdfast.core.registry import Part, parts
+from holdfast.data.handed.content import HandedOver
 from holdfast.local.function_identity import identity
 from holdfast.models.network import Model
 from holdfast.wrappers.base import Wrapped
@@ -85,6 +86,8 @@ def plain(value: Any, numbers: Numbers) -> Any:
     what it was."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, HandedOver):
+        return value.digest
     if isinstance(value, Wrapped):
         rule, around = (plain(layer, numbers) for layer in value.layers())
         return {**rule, "wrap": around} if isinstance(rule, dict) else rule

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError
+from holdfast.data.handed.content import HandedOver
+from holdfast.data.handed.kept import keep_all
 from holdfast.experiment.config import Config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import (
@@ -46,6 +48,7 @@ def start_run(
     fresh = not out.exists()
     with _locked(experiment), _tidied(out, fresh):
         _refuse_taken(out)  # another process may have been faster
+        keep_all([config], out, watch.say)
         experiment.store.write_json(
             "manifest.json",
             manifest_of(experiment, terms.plans[0], terms.threads, terms.device, [experiment.label], plugins),
@@ -54,7 +57,12 @@ def start_run(
 
 
 def resume_run(
-    out: Path, watch: RunCallbacks, device: str | None, engine: MakeEngine, config: Config | None
+    out: Path,
+    watch: RunCallbacks,
+    device: str | None,
+    engine: MakeEngine,
+    config: Config | None,
+    data: Sequence[HandedOver] = (),
 ) -> dict[str, Any]:
     """Continue a run under the plan and threads it began with. A run that was given Python objects needs its
     config again."""
@@ -68,7 +76,7 @@ def resume_run(
         str(choose_device(out, device, manifest["device"])),
     )
     say_torch(manifest.get("torch"), watch)
-    experiment = Experiment(config_of(out, manifest, config), out, manifest["label"])
+    experiment = Experiment(config_of(out, manifest, config, data), out, manifest["label"])
     check_same(experiment, manifest)
     if experiment.store.result() is None:
         warn_of_objects(out, experiment.config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from holdfast.core.generators import run_to_end
 from holdfast.core.registry import parts, plugin_options
 from holdfast.core.screening import screen
 from holdfast.core.types import Exchange, Schema, State, Uplink
+from holdfast.data.handed.content import HandedOver
 from holdfast.engine.client_stack import ClientStack
 from holdfast.engine.run_context import Call, RunContext
 from holdfast.engine.simulator import Simulator
@@ -39,11 +40,11 @@ from holdfast.storage.store import Store
 class Run:
     """One run on disk, finished or not. Reading needs no lock: committed files do not change."""
 
-    def __init__(self, path: str | Path, config: Config | None = None):
+    def __init__(self, path: str | Path, config: Config | None = None, data: Sequence[HandedOver] = ()):
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
         self.store = Store(self.path)
-        self._config = config
+        self._config, self._data = config, data
 
     def __repr__(self) -> str:
         return (
@@ -54,7 +55,7 @@ class Run:
     @property
     def config(self) -> Config:
         if self._config is None:
-            self._config = config_of(self.path, self.manifest)
+            self._config = config_of(self.path, self.manifest, data=self._data)
         return self._config
 
     @property

@@ -3,6 +3,7 @@
 sweep.json            every cell: label, folder and config; written first, the same for all shards
 groups/000.json       cells that run together, and the plans, threads and device that their bits depend on
 000-ditto_seed=0/     a cell, a run like any other (store.py)
+data-3f9a2c1b77e0.safetensors   data that was handed over in Python, once for all cells
 lock                  held while a process locks its cells or writes one of the above
 """
 
@@ -22,6 +23,8 @@ from typing import Any
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import HOST, as_json, lock, plain_disk_errors, unlock, write_if_absent, write_json
 from holdfast.core.reading import read_json
+from holdfast.data.handed.content import HandedOver
+from holdfast.data.handed.kept import check_given, with_data
 from holdfast.experiment.config import Config, completed, make_config
 from holdfast.experiment.manifest import (
     are_terms,
@@ -188,21 +191,23 @@ class SweepFolder:
                 self._group_file(group).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 (self.path / "groups").rmdir()
-            if {file.name for file in self.path.iterdir()} <= {"sweep.json", "lock"}:
+            left = {file.name for file in self.path.iterdir() if not file.match("data-*.safetensors")}
+            if left <= {"sweep.json", "lock"}:
                 shutil.rmtree(self.path, ignore_errors=True)
 
 
-def read_sweep(path: Path) -> list[tuple[str, Config]]:
+def read_sweep(path: Path, data: Sequence[HandedOver] = ()) -> list[tuple[str, Config]]:
     """Return (label, config) of every cell, as the sweep began."""
     content = read_json(Path(path) / "sweep.json")
     if content is None:
         raise ConfigError(f"no sweep in {path}: it has no sweep.json")
     cells, plugins = [], _plugins(path)
+    check_given([cell["config"] for cell in _listed(path, content)], path, data)
     for cell in _listed(path, content):
         if objects := unnamed(cell["config"]):
             again = f"call holdfast.sweep(config, out={str(path)!r}) with the same config again"
             raise ConfigError(f"{path}: {objects[0]} was a Python object; {again}")
-        config = with_parts(partial(make_config, cell["config"]), path, plugins)
+        config = with_parts(partial(make_config, with_data(cell["config"], path, data)), path, plugins)
         cells.append((cell["label"], config))
     return cells
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from holdfast.core.errors import ConfigError, HoldfastError, suggest
 from holdfast.core.registry import parts
+from holdfast.data.handed.data import data_of
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import PART_SECTIONS, assign, rank
 from holdfast.experiment.object_names import Numbers, numbered, spelt
@@ -54,6 +55,8 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
             )
         if not isinstance(values, list) or not values:
             raise ConfigError(f"sweep.{path}: needs a list of values, got {values!r}")
+    if "data" in axes:
+        axes["data"] = [data_of(value) or value for value in axes["data"]]
     if (many := math.prod(map(len, axes.values()))) > MOST_CELLS:
         raise ConfigError(
             f"sweep: {many:,} cells are more than the limit of {MOST_CELLS:,}; shorten its lists"

@@ -20,6 +20,8 @@ import torch
 from holdfast.core.errors import ConfigError, HoldfastError, InUse, RunError
 from holdfast.core.registry import load_plugin
 from holdfast.data.federation import Samples
+from holdfast.data.handed.content import HandedOver
+from holdfast.data.handed.kept import keep_all
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment.build import shared_samples
 from holdfast.experiment.config import Config
@@ -84,13 +86,15 @@ def resume_sweep(
     plugins: Sequence[str] = (),
     retry: bool = False,
     engine: MakeEngine = Simulator,
+    data: Sequence[HandedOver] = (),
 ) -> list[RunStatus]:
-    """Continue a sweep from its directory alone: all cells that no other process has."""
+    """Continue a sweep from its directory alone: all cells that no other process has. `data` is what was
+    handed over in Python, where the directory has no copy."""
     for plugin in plugins:
         load_plugin(plugin)
     return _work(
         _Task(
-            SweepFolder(out, read_sweep(out)),
+            SweepFolder(out, read_sweep(out, data)),
             watch or RunCallbacks(),
             plugins,
             engine,
@@ -174,6 +178,7 @@ def _take(task: _Task, wanted: list[CellFolder], built: list[Experiment], locks:
     """Lock the cells that no other process has; only then is it known what is left of them."""
     with task.folder.claim():
         task.folder.write()
+        keep_all([place.config for place in wanted], task.folder.path, task.watch.say)
         for place, experiment in zip(wanted, built, strict=True):
             try:
                 experiment.store.open()

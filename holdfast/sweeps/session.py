@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.core.errors import DataError
 from holdfast.core.registry import load_plugin
+from holdfast.data.handed.content import HandedOver
 from holdfast.engine.simulator import NEEDS_SAMPLES, Simulator
 from holdfast.experiment.config import Config
 from holdfast.experiment.manifest import is_sweep
@@ -41,12 +42,13 @@ def resume(
     plugins: Sequence[str] = (),
     engine: MakeEngine = Simulator,
     config: Config | None = None,
+    data: Sequence[HandedOver] = (),
 ) -> list[dict[str, Any]]:
     """Continue a run or a sweep under the plan and threads it began with. A run that was given Python objects
-    needs its config again."""
+    needs its config again; one whose data was handed over and not kept, its data."""
     watch = watch or RunCallbacks()
     if is_sweep(out):
-        return results_of(resume_sweep(out, watch, device, plugins, engine=engine))
+        return results_of(resume_sweep(out, watch, device, plugins, engine=engine, data=data))
     for plugin in plugins:
         load_plugin(plugin)
-    return [resume_run(out, watch, device, engine, config)]
+    return [resume_run(out, watch, device, engine, config, data)]

@@ -100,7 +100,8 @@ def same(one: Assignment, other: Assignment) -> bool:
 
 def test_every_registered_partition_is_checked_here() -> None:
     built_in = {name for name, part in parts("partition").items() if part.__module__.startswith("holdfast.")}
-    assert built_in == set(SPACE)
+    # as-given divides only what was handed over client by client: tests/data/handed
+    assert built_in - {"as-given"} == set(SPACE)
 
 
 @pytest.mark.parametrize("name", sorted(SPACE))

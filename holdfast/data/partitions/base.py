@@ -23,8 +23,9 @@ class Assignment:
     """Which client holds what, with more than the lists of positions."""
 
     lists: Sequence[np.ndarray]
-    # test sets: disjoint from all lists, but clients may share them; none: the lists are split
-    tests: Sequence[np.ndarray] | None = None
+    # test sets: disjoint from all lists, but clients may share them; none: the lists are split, also those
+    # of single clients
+    tests: Sequence[np.ndarray | None] | None = None
     overlap: bool = False  # a position may be in the lists of several clients, but never twice in one
     # a whole number per client, such as its group
     facts: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class Partition(Part):
     """The settings that every partition has."""
 
     per_user: ClassVar[bool] = False  # without data.clients there are as many clients as users, not 20
+    own_tests: ClassVar[bool] = False  # the test rows of a user are the test set of its client
     samples_per_client: int | None = setting(
         None, "number of samples of a client; none: all samples are assigned", ge=1
     )
