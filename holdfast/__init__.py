@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.core.errors import HoldfastError
     from holdfast.core.registry import Part, load_plugin, register, setting
     from holdfast.data.handed.data import Data
-    from holdfast.models.network import Model
+    from holdfast.models.own_module import Model
     from holdfast.results.run import Run, load
 
 # Public names and where they live; torch is imported when one of them is first used, not by `import
@@ -31,7 +31,7 @@ _HOMES = {
     "load": "holdfast.results.run",
     "Run": "holdfast.results.run",
     "Data": "holdfast.data.handed.data",
-    "Model": "holdfast.models.network",
+    "Model": "holdfast.models.own_module",
     "Part": "holdfast.core.registry",
     "register": "holdfast.core.registry",
     "load_plugin": "holdfast.core.registry",

@@ -237,9 +237,23 @@ def test_another_config_or_module_is_noticed(tmp_path: Path) -> None:
         holdfast.resume(tmp_path / "run", config=objects(holdfast.Model(lambda: Net(6), head="fc")))
 
 
-def test_a_bare_module_is_refused_with_advice() -> None:
-    with pytest.raises(ConfigError, match="holdfast.Model"):
-        holdfast.run(model=Net())
+def test_a_bare_module_has_its_linear_layer_with_one_output_per_class_as_head(tmp_path: Path) -> None:
+    def run(model: Any, name: str) -> holdfast.Run:
+        return holdfast.run({**TINY, "model": model, "method": "fedper"}, out=tmp_path / name)
+
+    module = Net()
+    named = run(holdfast.Model(module, head="fc"), "named").final["accuracy"]
+    assert run(module, "bare").final["accuracy"] == named
+    made = run(holdfast.Model(Net, head="fc"), "made").final["accuracy"]
+    assert run(Net, "class").final["accuracy"] == made
+    assert run(lambda shape, classes: Net(), "function").final["accuracy"] == made
+    with pytest.raises(ConfigError, match="2 linear layers .1, 2. have 10 outputs.*holdfast.Model"):
+        holdfast.run(model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Linear(10, 10)))
+    with pytest.raises(ConfigError, match="no linear layer has 10 outputs.*head=None"):
+        holdfast.run(model=nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()))
+
+
+def test_a_wrong_name_for_the_head_is_a_clear_error() -> None:
     for method in ("fedavg", "apfl", "fedgc"):  # the last two build something around the module
         with pytest.raises(ConfigError, match="no submodule named 'fx' for the head; did you mean 'fc'"):
             holdfast.run(model=holdfast.Model(Net, head="fx"), method=method)
@@ -261,7 +275,7 @@ class Stray(nn.Module):
     [
         (
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 10)),
-            "'lambda': cannot read a batch of shape [2, 1, 8, 8]: RuntimeError: mat1",
+            "'lambda' cannot read samples of shape [1, 8, 8] of 'digits' (10 classes): layer '1', Linear(",
         ),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 7)),
@@ -304,7 +318,7 @@ def test_an_error_in_the_forward_of_a_module_keeps_its_own_traceback(tmp_path: P
 
     given = {**TINY, "model": holdfast.Model(Broken, head="fc")}
     with pytest.raises(
-        ConfigError, match=r"model 'Broken': .*ZeroDivisionError: forward fell \(test_api.py, line"
+        ConfigError, match=r"model 'Broken' .*ZeroDivisionError: forward fell \(test_api.py, line"
     ) as error:
         holdfast.run(given, out=tmp_path / "run")
     assert isinstance(error.value.__cause__, ZeroDivisionError)

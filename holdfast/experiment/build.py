@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,10 @@ from holdfast.local.fit import Recipe
 from holdfast.local.function_identity import described, name_of
 from holdfast.methods.base import ClientRule
 from holdfast.models.base import architecture, check_reads
-from holdfast.models.network import Model, Network, check_fits, with_head
+from holdfast.models.calling import adapt
+from holdfast.models.fit_check import Fit, check_fits
+from holdfast.models.network import Network
+from holdfast.models.own_module import Model, find_head, with_head
 from holdfast.models.weights import Weights
 from holdfast.storage.client_state import RowStore
 
@@ -94,32 +99,52 @@ def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | 
     built_by = name_of(type(rule).network)
     if type(rule).network is not ClientRule.network:  # which may read settings
         built_by += f" {described(parts.method.settings())}"
-    if isinstance(model, Model):
-        make, head, about = model.make, model.head, f"model {model.serial}"
-    elif hasattr(model, "build"):
-        check_reads(model, samples.sample_shape, samples.words)
-        make, head = partial(model.build, samples.sample_shape, samples.classes), "head"
-        about = (
-            f"{name_of(type(model))} {described(architecture(model))} {samples.sample_shape}"
-            f" {samples.classes}"
-        )
-    else:
-        raise ConfigError(f"model '{model.name}' cannot be built")
-    rule.head_name = head
+    make, head, about = _builder(model, samples)
     kind = torch.float64 if dtype == "float64" else torch.float32
-    checked = not isinstance(model, Model) and type(model).__module__.startswith("holdfast.")
+    own = isinstance(model, Model) or not type(model).__module__.startswith("holdfast.")
+    # the first module is checked, and is then the template: a factory is not called more often than needed
+    ready, fit = [make()], Fit(adapt=False, draws=False)
+    if own:
+        name = words(model.source if isinstance(model, Model) else model)
+        with_head(ready[0], head)
+        fit = check_fits(ready[0], name, _two(samples, kind), samples.classes, samples.name)
+        if isinstance(model, Model) and model.finds_head:
+            head = find_head(ready[0], samples.classes, name)
+    rule.head_name = head
 
-    def fresh() -> nn.Module:
-        nonlocal checked
-        module = with_head(make(), head)
-        if not checked:  # only the first module is checked, so that a factory is not called more often
-            name = words(model.source if isinstance(model, Model) else model)
-            check_fits(module, name, samples.blank(kind).cpu(), samples.classes, samples.name)
-            checked = True
-        return rule.network(module)
+    def fresh(begin: Callable[[nn.Module], nn.Module] | None = None) -> nn.Module:
+        module = ready.pop() if ready and begin is None else make()
+        module = with_head(module, head) if begin is None else begin(module.to(kind))
+        return rule.network(adapt(module) if fit.adapt else module)
 
-    begin = None if weights is None else lambda: rule.network(weights.into(make().to(kind)))
-    return Network(fresh, head and rule.head(head), f"{about} {built_by}", kind, begin)
+    begin = None if weights is None else partial(fresh, weights.into)
+    network = Network(fresh, head and rule.head(head), f"{about} {built_by}", kind, begin)
+    network.draws |= fit.draws
+    return network
+
+
+def _builder(model: Any, samples: Samples) -> tuple[Callable[[], nn.Module], str | None, str]:
+    """What builds the user's or the registered network, the name of its head, and a description of both."""
+    shape, classes = samples.sample_shape, samples.classes
+    if isinstance(model, Model):
+        about = f"model {model.serial}"
+        if model.takes_data:
+            return partial(model.make, shape, classes), model.head, f"{about} {shape} {classes}"
+        return model.make, model.head, about
+    if hasattr(model, "build"):
+        check_reads(model, shape, samples.words)
+        about = f"{name_of(type(model))} {described(architecture(model))} {shape} {classes}"
+        return partial(model.build, shape, classes), "head", about
+    raise ConfigError(f"model '{model.name}' cannot be built")
+
+
+def _two(samples: Samples, kind: torch.dtype) -> Tensor:
+    """Two samples to try a module on, or blank ones where there are none. Of texts one holds the largest
+    token, for which the module needs an entry in its table."""
+    if not len(samples):
+        return torch.stack([samples.blank(kind)] * 2).cpu()
+    second = int(samples.x.flatten(1).amax(1).argmax()) if samples.words else 1 % len(samples)
+    return samples.batch(torch.tensor([0, second], device=samples.x.device), kind).cpu()
 
 
 def shared_samples(configs: list[Config]) -> list[Samples]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
-from torch import nn
 
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
@@ -22,7 +21,7 @@ from holdfast.experiment.object_names import Numbers, plain
 from holdfast.experiment.participation import cohort_size
 from holdfast.local.augment import Augment
 from holdfast.methods.base import Method
-from holdfast.models.network import Model
+from holdfast.models.own_module import Model, is_bare
 from holdfast.server_optimizers.base import ServerOptimizer
 
 Chosen = Any
@@ -229,10 +228,6 @@ class Parts(Section):
         method: Method = build("method", config.method)
         if not isinstance(method, Method):
             raise ConfigError(f"method: {type(method).__name__} is not a method")
-        if isinstance(config.model, nn.Module):
-            raise ConfigError(
-                'model: wrap the module, as in holdfast.Model(module, head="fc"), so that its head has a name'
-            )
         aggregator = _aggregator(config.aggregator)
         if config.aggregator is not None and not method.reduces:
             raise ConfigError(
@@ -273,7 +268,7 @@ class Parts(Section):
             loss = config.train.loss
         found = dict(
             method=method,
-            model=config.model if isinstance(config.model, Model) else build("model", config.model),
+            model=_model(config.model),
             aggregator=aggregator,
             detectors=tuple(build("detector", d, f"detectors.{i}") for i, d in enumerate(config.detectors)),
             server=_server(config, method),
@@ -284,6 +279,13 @@ class Parts(Section):
             return cls(**found)
         except INVALID as error:  # an object of the wrong kind
             raise ConfigError(explain(error, cls, "")) from None
+
+
+def _model(chosen: Chosen) -> Any:
+    """A registered network, or a module of the user's own."""
+    if isinstance(chosen, Model):
+        return chosen
+    return Model.around(chosen) if is_bare(chosen) else build("model", chosen)
 
 
 def check_cohort(aggregator: Aggregator, n: int) -> None:

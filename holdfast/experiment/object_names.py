@@ -15,7 +15,7 @@ from torch import nn
 from holdfast.core.registry import Part, parts
 from holdfast.data.handed.content import HandedOver
 from holdfast.local.function_identity import identity
-from holdfast.models.network import Model
+from holdfast.models.own_module import Model
 from holdfast.wrappers.base import Wrapped
 
 Numbers = Mapping[int, int]

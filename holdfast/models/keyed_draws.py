@@ -49,8 +49,8 @@ class KeyedDraws(TorchFunctionMode):
     def __init__(self, key: Tensor | None):
         super().__init__()
         self.key, self.calls = key, 0
-        self.met: set[str] = set()
-        """Names of the functions that were answered here."""
+        self.used = False
+        """Whether a function was answered here that draws, or that stacks cannot run."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -58,7 +58,7 @@ class KeyedDraws(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is None:
             return func(*args, **(kwargs or {}))
-        self.met.add(func.__name__)
+        self.used |= func not in _EMPTY
         return answer(self, *args, **(kwargs or {}))
 
     def uniform(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -301,7 +301,6 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.uniform_: _in_place(_uniform_between),
     Tensor.normal_: _in_place(_normal_around),
     Tensor.exponential_: _in_place(_exponential),
-    torch.empty: _empty(torch.empty),
-    torch.empty_like: _empty(torch.empty_like),
-    Tensor.new_empty: _empty(Tensor.new_empty),
 }
+_EMPTY = {function: _empty(function) for function in (torch.empty, torch.empty_like, Tensor.new_empty)}
+_ANSWERS |= _EMPTY

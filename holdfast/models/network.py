@@ -9,87 +9,25 @@ refuses. What is drawn by functions inside a forward pass, as in attention, is i
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.error_origin import in_brackets
-from holdfast.core.errors import ConfigError, suggest
+from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key, combine, to_uniform
 from holdfast.models.batched_convolution import batch_norm, folded, unfolded
+from holdfast.models.calling import stackable
 from holdfast.models.features import NO_HEAD
 from holdfast.models.keyed_draws import ALWAYS, KeyedDraws, UnkeyedDraw
+from holdfast.models.own_module import with_head
 
 T = TypeVar("T")
 MASK = "padding_mask"
 KEY = "dropout_key"
-_serial = itertools.count()
-
-
-class Model:
-    """A user's own module, with the name of the submodule that is its head: `Model(net, head="fc")`. It may
-    start from a safetensors file of its own names, with the file's head or with its own
-    (`weights_head="fresh"`)."""
-
-    def __init__(
-        self,
-        module: nn.Module | Callable[[], nn.Module],
-        head: str | None = "head",
-        weights: str | Path | None = None,
-        weights_head: Literal["file", "fresh"] = "file",
-    ):
-        if weights_head not in ("file", "fresh"):
-            raise ConfigError(f'Model: weights_head is "file" or "fresh", not {weights_head!r}')
-        # a copy each time: the user's own module is read, never written
-        self.make = (lambda: copy.deepcopy(module)) if isinstance(module, nn.Module) else module
-        self.source = module
-        self.head, self.weights, self.weights_head = head, weights, weights_head
-        self.serial = next(_serial)
-        """Unique in this process; a memory address may be reused by a later object."""
-
-
-def with_head(module: nn.Module, head: str | None) -> nn.Module:
-    """Return the module after checking that it has a submodule with the name of its head. This is checked
-    before the module is wrapped, so that the error lists the user's names."""
-    if head and not any(name == head for name, _ in module.named_modules()):
-        raise ConfigError(
-            f"model: no submodule named '{head}' for the"
-            f" head{suggest(head, [n for n, _ in module.named_children()])}"
-        )
-    return module
-
-
-def check_fits(module: nn.Module, name: str, sample: Tensor, classes: int, data: str) -> None:
-    """Check that a user's module reads such samples and has an output for each class, before anything runs. A
-    copy of it is tried on two blank samples, and no random state is changed."""
-    batch = torch.stack([sample, sample])
-    wants = f"a batch of shape {list(batch.shape)}"
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        tried = copy.deepcopy(module).eval()
-        try:
-            answer = (tried.to(sample.dtype) if sample.is_floating_point() else tried)(batch)
-        except Exception as error:
-            said = " ".join(str(error).split())
-            raise ConfigError(
-                f"model '{name}': cannot read {wants}: {type(error).__name__}: {said}{in_brackets(error)}"
-            ) from error
-    if not isinstance(answer, Tensor) or answer.ndim != 2 or len(answer) != 2:
-        given = f"shape {list(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
-        raise ConfigError(
-            f"model '{name}': returns {given} for {wants}; it must return a tensor [2, {classes}], one"
-            " row per sample"
-        )
-    if answer.shape[1] < classes:
-        raise ConfigError(
-            f"model '{name}': has {answer.shape[1]} outputs, but '{data}' has {classes} classes; it needs"
-            f" {classes} or more"
-        )
 
 
 class Network:
@@ -113,7 +51,7 @@ class Network:
         self.signature = (
             signature or f"{type(original).__module__}.{type(original).__qualname__}@{id(make):x}"
         )
-        self.module = _prepare(copy.deepcopy(original)).to(dtype)
+        self.module = prepared(copy.deepcopy(original)).to(dtype)
         self.innermost = self.folded = True
         """On a CPU, images may be stored with their channels innermost, which is faster: for one client, and
         for stacks."""
@@ -299,9 +237,10 @@ class _MaskedBatchNorm(nn.Module):
         return mean, (centred * weight).sum(axes) / count, count
 
 
-def _prepare(module: nn.Module) -> nn.Module:
+def prepared(module: nn.Module) -> nn.Module:
     """Replace the layers that depend on hidden state, in place; a layer that is used in several places is
     replaced in all of them."""
+    stackable(module)
     swaps: dict[nn.Module, nn.Module] = {}
     # where attention draws by key, so do all layers: their tensors may have the batch on another axis
     by_key = any(isinstance(m, nn.MultiheadAttention) and m.dropout > 0 for m in module.modules())

@@ -16,7 +16,8 @@ from holdfast.experiment.config import Config, make_config, parse_memory
 from holdfast.experiment.config_tables import assign, merge, parse_value, read_config
 from holdfast.experiment.object_names import unnamed
 from holdfast.methods.ditto import Ditto
-from holdfast.models.network import Model
+from holdfast.models.mlp import Mlp
+from holdfast.models.own_module import Model
 from holdfast.sweeps.grid import expand
 
 # design.md's example with parts that exist already
@@ -177,7 +178,7 @@ def test_objects_without_a_name_are_found_again() -> None:
         ({"method": {"name": "ditto", "lam": "much"}}, ["method.lam", "'much'"]),
         ({"aggregator": 5}, ["aggregator: "]),
         ({"aggregator": Ditto()}, ["aggregator: ", "of kind method"]),
-        ({"model": nn.Linear(2, 2)}, ["model: ", "holdfast.Model("]),
+        ({"model": Mlp}, ["model: ", "as an object"]),
         ({"detectors": "norm"}, ["detectors: "]),
         ({"train": {"availability": [1]}}, ["train.availability: ", "a probability"]),
         ({"data": {"partition": 5}}, ["data.partition: ", "a name"]),

@@ -56,7 +56,7 @@ def test_a_wrong_config_leaves_nothing_on_disk(tmp_path: Path, sections: dict[st
 
 
 def test_a_model_that_fails_leaves_nothing_on_disk(tmp_path: Path) -> None:
-    from holdfast.models.network import Model
+    from holdfast.models.own_module import Model
 
     with pytest.raises(Exception, match="mat1 and mat2"):
         begin(

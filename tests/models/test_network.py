@@ -10,7 +10,8 @@ from torch.func import functional_call, vmap
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
-from holdfast.models.network import Model, Network, check_fits
+from holdfast.models.network import Network
+from holdfast.models.own_module import Model
 
 
 def net() -> nn.Module:
@@ -243,30 +244,3 @@ def test_tied_weights_stay_tied() -> None:
     assert n.layout.size == 9
     module = n.load(torch.arange(9.0))
     assert module.a.weight is module.b.weight and torch.equal(module.b.weight.flatten(), torch.arange(9.0))
-
-
-class Counting(nn.Module):
-    """Draws random numbers and counts its passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.norm, self.passes = nn.Linear(6, 3), nn.BatchNorm1d(3), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        return self.norm(self.fc(x)) + torch.rand(3)
-
-
-def test_trying_a_module_changes_no_state() -> None:
-    module = Counting()
-    before, state = copy.deepcopy(module.state_dict()), torch.random.get_rng_state()
-    check_fits(module, "counting", torch.zeros(6, dtype=torch.float64), 3, "numbers")
-    assert module.passes == 0 and module.training and torch.equal(state, torch.random.get_rng_state())
-    assert all(
-        torch.equal(value, before[name]) and value.dtype == before[name].dtype
-        for name, value in module.state_dict().items()
-    )
-    with pytest.raises(
-        ConfigError, match="model 'counting': has 3 outputs, but 'numbers' has 4 classes; it needs 4 or more"
-    ):
-        check_fits(module, "counting", torch.zeros(6), 4, "numbers")

@@ -18,7 +18,7 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.deploy.node import fingerprint
 from holdfast.experiment.loop import Experiment
-from holdfast.models.network import Model
+from holdfast.models.own_module import Model
 from holdfast.models.weights import Weights
 from holdfast.results.run import Run
 from holdfast.storage.store import Store

@@ -16,7 +16,7 @@ from holdfast.experiment.config import make_config
 from holdfast.experiment.object_names import agree, unnamed
 from holdfast.methods.ditto import Ditto
 from holdfast.methods.fedavg import FedAvg
-from holdfast.models.network import Model
+from holdfast.models.own_module import Model
 from holdfast.sweeps.grid import configs, expand
 from holdfast.wrappers.nnm import NearestNeighbourMixing
 
