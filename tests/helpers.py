@@ -145,9 +145,11 @@ def slow_fit(
     *,
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
     after: Callable[[nn.Module, int], None] | None = None,
+    optimiser_of: Callable[[nn.Module, int], torch.optim.Optimizer] | None = None,
+    before: Callable[[nn.Module, torch.optim.Optimizer, int, int], None] | None = None,
 ) -> Tensor:
-    """The reference: plain nn.Module and torch.optim.SGD, client after client, on the batches that the
-    schedule names."""
+    """The reference: plain nn.Module and torch.optim.SGD, or another optimiser for each row, client after
+    client, on the batches that the schedule names. `before` is called before step t of a row."""
     loss = loss or (lambda net, x, y: nn.functional.cross_entropy(net(x), y))
     n = len(data.count)
 
@@ -171,17 +173,23 @@ def slow_fit(
     for row, vector in enumerate(model):
         i = row % n
         net = network.load(vector, dtype=torch.float64).double().train()
-        optimiser = torch.optim.SGD(
-            net.parameters(),
-            lr=number(recipe.lr, row % len(recipe.lr) if isinstance(recipe.lr, Tensor) else i),
-            momentum=number(recipe.momentum, i),
-            weight_decay=number(recipe.weight_decay, i),
-        )
+        optimiser: torch.optim.Optimizer
+        if optimiser_of is not None:
+            optimiser = optimiser_of(net, row)
+        else:
+            optimiser = torch.optim.SGD(
+                net.parameters(),
+                lr=number(recipe.lr, row % len(recipe.lr) if isinstance(recipe.lr, Tensor) else i),
+                momentum=number(recipe.momentum, i),
+                weight_decay=number(recipe.weight_decay, i),
+            )
         for t in range(int(order.steps[i])):
             position = order.index[t, i][order.index[t, i] >= 0]
             x, y = samples.batch(data.rows[i, position], dtype=torch.float64), data.labels[i, position]
             optimiser.zero_grad()
             loss(net, x, y).backward()
+            if before is not None:
+                before(net, optimiser, row, t)
             optimiser.step()
             if after is not None:
                 after(net, row)

@@ -21,6 +21,8 @@ _PLACES: dict[str, Any] = {
         "data": {"name": part["name"], "options": {k: v for k, v in part.items() if k != "name"}}
     },
     "loss": lambda part: {"train": {"loss": part}},
+    "optimizer": lambda part: {"optimizer": part},
+    "schedule": lambda part: {"schedule": part},
 }
 
 

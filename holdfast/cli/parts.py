@@ -24,8 +24,8 @@ def list_parts(
 ) -> None:
     """List the parts of a kind: name, summary and paper.
 
-    KIND is method, aggregator, wrapper, detector, server (optimiser), attack, partition, source, model or
-    loss. Without it, the command counts the parts of every kind.
+    KIND is method, aggregator, wrapper, detector, server (optimiser), attack, partition, source, model,
+    loss, optimizer or schedule. Without it, the command counts the parts of every kind.
 
     \b
     Examples:

@@ -44,6 +44,8 @@ KINDS = (
     "source",
     "model",
     "loss",
+    "optimizer",
+    "schedule",
 )
 
 # Where the built-in parts of a kind live: imported when the kind is first asked for, so `import holdfast`
@@ -59,6 +61,8 @@ _HOMES = {
     "source": "holdfast.data.sources",
     "model": "holdfast.models",
     "loss": "holdfast.local.losses",
+    "optimizer": "holdfast.local.optimizers",
+    "schedule": "holdfast.local.schedules",
 }
 _PARTS: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _entry_points_loaded = False

@@ -172,8 +172,13 @@ def _recipe(calls: list[Call], sizes: list[int]) -> Recipe:
         steps=steps,
         momentum=_spread(sizes, [float(context.recipe.momentum) for context in contexts]),
         weight_decay=_spread(sizes, [float(context.recipe.weight_decay) for context in contexts]),
+        clip_gradient=(
+            None
+            if first.clip_gradient is None
+            else _spread(sizes, [float(context.recipe.clip_gradient or 0.0) for context in contexts])
+        ),
     )
-    return replace(first, **handed("recipe", numbers))
+    return replace(first, schedule=contexts[0].step_factors(), **handed("recipe", numbers))
 
 
 def _spread(sizes: list[int], values: list[float]) -> Tensor:

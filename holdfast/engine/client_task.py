@@ -18,6 +18,7 @@ from holdfast.engine.run_context import Measure
 from holdfast.evaluation.evaluate import score
 from holdfast.evaluation.scores import UNDEFINED, Score
 from holdfast.local.client import Local, Received, rows_of, stack_states
+from holdfast.local.optimizer_memory import OptimizerMemory, apart
 from holdfast.local.per_client import plain, rows_of_number
 from holdfast.methods.base import ClientRule
 
@@ -41,6 +42,8 @@ class Task:
 
 def perform(rule: ClientRule, local: Local, task: Task) -> tuple[State | None, Mapping[str, Tensor]]:
     """Perform a task. Returns the new private rows (None: nothing changes) and the fields to send."""
+    known, (_, kept) = task.known, apart(task.stored)
+    task = _without_optimisers(task)
     state = _state(rule, local, task)
     if task.name == EVALUATE:
         return None, _measure(rule, local, state, task)
@@ -50,8 +53,29 @@ def perform(rule: ClientRule, local: Local, task: Task) -> tuple[State | None, M
         raise RunError(
             f"{rule.method.name} has no client task '{task.name}'; it has {', '.join(sorted(rule.tasks))}"
         )
-    state, fields = getattr(rule, task.name)(local, state, task.received, task.extra)
-    return None if state is None else _plain(state), _plain(fields)
+    memory = OptimizerMemory.of(
+        task.name,
+        rule.trainings(),
+        local.network,
+        local.recipe,
+        local.ids,
+        known,
+        kept,
+        local.initial.device,
+    )
+    state, fields = getattr(rule, task.name)(replace(local, memory=memory), state, task.received, task.extra)
+    if state is None:
+        return None, _plain(fields)
+    return {**_plain(state), **({} if memory is None else memory.rows)}, _plain(fields)
+
+
+def _without_optimisers(task: Task) -> Task:
+    """The same task with the private rows of the method alone. A client that has only an optimiser's state
+    has none of the method's."""
+    own, kept = apart(task.stored)
+    if not kept:
+        return task
+    return replace(task, stored=own, known=task.known if own else torch.zeros_like(task.known))
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -198,6 +222,7 @@ def sends_global_first(rule: ClientRule) -> bool:
 
 def personal_models(rule: ClientRule, local: Local, task: Task) -> Tensor:
     """The personal models themselves, one row for each client."""
+    task = _without_optimisers(task)
     return _personal(rule, local, _state(rule, local, task), task)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from holdfast.core.types import ROOT, Exchange
 from holdfast.data.federation import ClientRows, Federation, Padded
 from holdfast.local.fit import Recipe
 from holdfast.local.function_identity import identity
+from holdfast.local.optimizers.sgd import Sgd
+from holdfast.local.schedules import Schedule
+from holdfast.local.stack import StepFactors
 from holdfast.methods.base import ClientRule, Method
 from holdfast.models.network import Network
 from holdfast.storage.client_state import RowStore
@@ -52,13 +56,18 @@ class RunContext:
     rows: RowStore
     adversary: Adversary
     norm_cap: float | None = None
+    schedule: Schedule | None = None
+    rounds: int = 0
+    """All rounds of the experiment: a schedule over rounds may depend on their number."""
     round: int = 0
     _wire: tuple[int, Wire] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def plan_key(self) -> str:
         """The key by which a plan is chosen: time and memory of a step depend on it."""
-        return f"{self.network.signature} {self.network.dtype} batch {self.recipe.batch_size}"
+        rule = self.recipe.optimizer
+        update = "" if type(rule) is Sgd else f" {rule.name} {' '.join(rule.keeps(False))}"
+        return f"{self.network.signature} {self.network.dtype} batch {self.recipe.batch_size}{update}"
 
     def wire(self) -> Wire:
         """What travels in this round."""
@@ -67,7 +76,15 @@ class RunContext:
         return self._wire[1]
 
     def lr(self) -> float:
-        return float(self.recipe.lr) * self.lr_decay ** (self.round - 1)
+        """The learning rate of this round."""
+        lr = float(self.recipe.lr) * self.lr_decay ** (self.round - 1)
+        return lr if self.schedule is None else lr * self.schedule.of_round(self.round, self.rounds)
+
+    def step_factors(self) -> StepFactors | None:
+        """The factors of the learning rate within this round, where the schedule is one over steps."""
+        if self.schedule is None or self.schedule.over != "steps":
+            return None
+        return partial(self.schedule.of_steps, self.round)
 
     def data(self, ids: Tensor) -> Padded:
         """Training data by client id; the root pseudo-client has the server's own data."""
@@ -111,6 +128,12 @@ class RunContext:
             r.augment,
             identity(r.loss),
             r.steps is None,
+            identity(r.optimizer),
+            # the rows of a client's kept state are equal in all experiments of a stack
+            r.optimizer.persist and float(r.momentum) > 0,
+            r.clip_gradient is None,
+            None if self.step_factors() is None else identity(self.schedule),
+            None if r.optimizer.by_row else self.lr(),
         )
 
 

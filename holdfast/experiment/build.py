@@ -54,6 +54,8 @@ def make_run_context(
         drop_last=train.drop_last,
         augment=train.augment,
         loss=parts.loss,
+        optimizer=parts.optimizer,
+        clip_gradient=train.clip_gradient,
     )
     poisoned = adversary.poison_data(federation, "test" if evaluate.test == "per-client" else "global_test")
     measure = Measure(
@@ -79,6 +81,8 @@ def make_run_context(
         rows=RowStore(out / "rows"),
         adversary=adversary,
         norm_cap=train.norm_cap,
+        schedule=parts.schedule,
+        rounds=train.rounds,
     )
 
 

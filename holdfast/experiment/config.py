@@ -19,7 +19,10 @@ from holdfast.detectors.base import Detector
 from holdfast.evaluation.scores import Metric
 from holdfast.experiment.object_names import Numbers, plain
 from holdfast.experiment.participation import cohort_size
+from holdfast.experiment.update_parts import chosen_optimizer, chosen_schedule, named_optimizer
 from holdfast.local.augment import Augment
+from holdfast.local.optimizers.base import Optimizer
+from holdfast.local.schedules import Schedule
 from holdfast.methods.base import Method
 from holdfast.models.own_module import Model, is_bare
 from holdfast.server_optimizers.base import ServerOptimizer
@@ -43,8 +46,13 @@ class TrainSettings(Section):
     batch_size: int = setting(10, "samples per step", ge=1, le=10**9)
     lr: float = setting(0.01, "learning rate of the clients", gt=0)
     lr_decay: float = setting(1.0, "the learning rate is multiplied by this after every round", gt=0, le=1)
-    momentum: float = setting(0.0, "momentum of the clients' SGD", ge=0, lt=1)
-    weight_decay: float = setting(0.0, "weight decay of the clients' SGD", ge=0)
+    momentum: float = setting(0.0, "momentum of the clients' optimiser (sgd, rmsprop)", ge=0, lt=1)
+    weight_decay: float = setting(
+        0.0, "weight decay of the clients' optimiser, added to the gradient (sgd, adam, rmsprop)", ge=0
+    )
+    clip_gradient: float | None = setting(
+        None, "shorten each client's gradient, in every step, to this norm where it is longer", gt=0
+    )
     participation: float = setting(
         1.0, "share of all clients that is drawn in each round, from those that are available", gt=0, le=1
     )
@@ -150,18 +158,30 @@ class Config(Section):
         None, "`holdfast list servers`; none (also as a name): the server adds train.server_lr * aggregate"
     )
     attack: Chosen = setting(None, "`holdfast list attacks`; none (also as a name): every client is honest")
+    optimizer: Chosen = setting(
+        "sgd", '`holdfast list optimizers`, or any class of torch.optim that can be stacked, as "torch:NAdam"'
+    )
+    schedule: Chosen = setting(
+        None, "`holdfast list schedules`, or a function of the round (and step); none (also as a name): train.lr stays"
+    )
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
     _numbers: Numbers = PrivateAttr(default_factory=dict)
     """Numbers of the objects that share a name with others of the sweep."""
 
-    @field_validator("attack", "server", mode="before")
+    @field_validator("attack", "server", "schedule", mode="before")
     @classmethod
     def _none(cls, part: Any) -> Any:
-        """Accept the name "none" for no attack and no server optimiser: TOML has no null, and a sweep over
-        them needs a cell without one."""
+        """Accept the name "none" for no attack, no server optimiser and no schedule: TOML has no null, and a
+        sweep over them needs a cell without one."""
         return None if (part.get("name") if isinstance(part, Mapping) else part) == "none" else part
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _by_name(cls, optimizer: Any) -> Any:
+        """Spell classes of torch.optim by their names, so that another process finds them."""
+        return named_optimizer(optimizer)
 
     @field_validator("detectors", mode="before")
     @classmethod
@@ -206,7 +226,7 @@ def completed(began: Mapping[str, Any]) -> dict[str, Any]:
     """A plain config as this version would write it: settings that are newer than it have their defaults."""
     usual = Config().plain()
     return {
-        "server": None,
+        **usual,
         **with_current_parts(began),
         **{name: {**usual[name], **began.get(name, {})} for name in ("data", "train", "evaluate", "engine")},
     }
@@ -222,6 +242,8 @@ class Parts(Section):
     server: ServerOptimizer | None
     attack: Attack | None
     loss: Any
+    optimizer: Optimizer
+    schedule: Schedule | None
 
     @classmethod
     def of(cls, config: Config) -> Parts:
@@ -274,6 +296,8 @@ class Parts(Section):
             server=_server(config, method),
             attack=None if config.attack is None else build("attack", config.attack),
             loss=loss,
+            optimizer=chosen_optimizer(config.optimizer, config.train, method),
+            schedule=chosen_schedule(config.schedule),
         )
         try:
             return cls(**found)

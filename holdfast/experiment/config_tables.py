@@ -15,17 +15,32 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.reading import bounded, read_toml
 from holdfast.data.handed.data import Data, merged, section_of
 from holdfast.experiment.config import Config
+from holdfast.local.optimizers.base import Optimizer
+from holdfast.local.schedules import Schedule
 from holdfast.server_optimizers.base import ServerOptimizer
 
 _DEEPEST = 16  # sections within each other that a key may name
-PART_SECTIONS = {"method", "model", "aggregator", "server", "attack", "partition", "loss"}
+PART_SECTIONS = {
+    "method",
+    "model",
+    "aggregator",
+    "server",
+    "attack",
+    "partition",
+    "loss",
+    "optimizer",
+    "schedule",
+}
 _COMMON = {
     "attack": set(Attack.model_fields),
     "aggregator": {*Aggregator.model_fields, "wrap"},
     "server": set(ServerOptimizer.model_fields),
+    "optimizer": set(Optimizer.model_fields),
+    "schedule": set(Schedule.model_fields),
 }
 """Settings that every part of a kind has: a sweep over attacks keeps the same attackers, one over rules the
-same assumptions, one over server optimisers the learning rate, if one is set."""
+same assumptions, one over server optimisers the learning rate, if one is set, one over schedules the
+warm-up."""
 
 
 def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -155,7 +170,13 @@ def as_table(config: Any) -> dict[str, Any]:
 
 def _default_of(section: str) -> dict[str, Any]:
     """Setting one key of a part that was not named means the default part."""
-    named = {"method": "fedcap", "model": "mlp", "aggregator": "mean"}
+    named = {
+        "method": "fedcap",
+        "model": "mlp",
+        "aggregator": "mean",
+        "optimizer": "sgd",
+        "schedule": "constant",
+    }
     if section in named:
         return {"name": named[section]}
     return {"name": "pathological"} if section == "partition" else {}

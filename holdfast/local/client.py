@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.types import State
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Fitted, Recipe, fit
+from holdfast.local.optimizer_memory import OptimizerMemory
+from holdfast.local.optimizers.sgd import Sgd
 from holdfast.local.per_client import Settings
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
@@ -77,6 +80,8 @@ class Local:
     facts: Mapping[str, Tensor] = field(default_factory=dict)
     """Facts about its own data that the client half declares to use (`ClientRule.knows`): [n] each, -1 where
     the partition records none."""
+    memory: OptimizerMemory | None = None
+    """The optimisers' states that these clients keep from round to round, where they do."""
 
     @property
     def n(self) -> int:
@@ -89,21 +94,36 @@ class Local:
 
     def fit(self, model: Tensor, *, purpose: str = "fit", **options: Any) -> Fitted:
         """Train models [r * n, size]; options are those of `fit` (pull, trainable, aux, step) and of `Recipe`
-        (lr, epochs, loss ...)."""
-        recipe = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}
-        if "epochs" in recipe:  # a call that asks for epochs overrides the experiment's local_steps
-            recipe.setdefault("steps", None)
-        key = self.key.fold(purpose)
-        return fit(
-            self.network,
-            model,
-            self.samples,
-            self.data,
-            key,
-            replace(self.recipe, **recipe),
-            self.plan,
-            **options,
+        (lr, epochs, loss, optimizer ...). A call with a learning rate of its own does not follow the schedule
+        over steps."""
+        asked = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}
+        if "epochs" in asked:  # a call that asks for epochs overrides the experiment's local_steps
+            asked.setdefault("steps", None)
+        if "lr" in asked:
+            asked.setdefault("schedule", None)
+        recipe, key, before = replace(self.recipe, **asked), self.key.fold(purpose), None
+        if options.get("step") is not None:
+            if "lr" not in asked:
+                _check_own_step(recipe)
+        elif recipe.optimizer.persist and self.memory is not None:
+            before = self.memory.before(purpose, len(model), self.n)
+        fitted = fit(
+            self.network, model, self.samples, self.data, key, recipe, self.plan, state=before, **options
         )
+        if before is not None and self.memory is not None:
+            self.memory.after(purpose, fitted.state)
+        return fitted
+
+    @property
+    def plain_sgd(self) -> dict[str, Any]:
+        """Options of `fit` for plain gradient steps, whatever optimiser the experiment has."""
+        return {
+            "optimizer": Sgd(),
+            "momentum": 0.0,
+            "weight_decay": 0.0,
+            "clip_gradient": None,
+            "schedule": None,
+        }
 
     def report(self, model: Tensor, received: Received, fitted: Fitted) -> dict[str, Tensor]:
         """The usual reply of a training task: the update of what travels, its buffers, the sample count and
@@ -116,6 +136,16 @@ class Local:
             "count": self.count.to(sent.dtype),
             "loss": fitted.loss[: self.n].to(sent.dtype),
         }
+
+
+def _check_own_step(recipe: Recipe) -> None:
+    """Refuse an optimiser or a bound that a step of the method's own would ignore."""
+    name = "train.clip_gradient" if recipe.clip_gradient is not None else "optimizer"
+    if recipe.clip_gradient is not None or not isinstance(recipe.optimizer, Sgd):
+        raise ConfigError(
+            f"{name}: this method takes steps of its own, which would ignore it; leave it out (a method"
+            " says so in `refuses` of its client half)"
+        )
 
 
 def rows_of(state: State, rows: Tensor) -> State:

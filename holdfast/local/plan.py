@@ -82,12 +82,12 @@ class Plan:
         return 1 if not self.stacked else min((size for size in self.sizes if size >= rows), default=rows)
 
 
-def bytes_per_row(network: Network, sample: Tensor, batch_size: int) -> int:
+def bytes_per_row(network: Network, sample: Tensor, batch_size: int, kept: int = 1) -> int:
     """What one client of a stack needs while it trains: its tensors (model before, in training and after,
-    target, gradient, momentum, temporaries) and activations: half as much again, because indices of poolings
-    and the gradients of one layer come on top."""
+    target, gradient, `kept` ones of the optimiser such as a momentum, temporaries) and activations: half as
+    much again, because indices of poolings and the gradients of one layer come on top."""
     values = (
-        network.layout.size * 10
+        network.layout.size * (9 + max(1, kept))
         + 3 * batch_size * (activations(network.module, sample) + sample.numel()) // 2
     )
     return values * torch.empty((), dtype=network.dtype).element_size()

@@ -70,7 +70,7 @@ def choose(
     device = data.rows.device
     sample = samples.blank(network.dtype)
     network.module.to(device)
-    per_row = bytes_per_row(network, sample, recipe.batch_size)
+    per_row = bytes_per_row(network, sample, recipe.batch_size, recipe.optimizer.held())
     groups = tuple(sizes) or (rows,)
     plans = {name: _plan(name, groups, memory, per_row, precision, device) for name in get_args(PlanName)}
     if asked != "auto":
@@ -146,7 +146,15 @@ class _Trial:
         where = busiest.to(data.rows.device)
         stack = Padded(data.rows[where], data.labels[where], data.count[busiest])
         model, key = self.initial.to(data.rows.device).expand(rows, -1), Key(0).fold(torch.arange(rows))
-        trial = replace(self.recipe, steps=steps, lr=1e-6, momentum=0.0, weight_decay=0.0, drop_last=False)
+        trial = replace(
+            self.recipe,
+            steps=steps,
+            lr=1e-6,
+            momentum=0.0,
+            weight_decay=0.0,
+            drop_last=False,
+            schedule=None,
+        )
         started = time.perf_counter()
         try:
             fit(self.network, model, self.samples, stack, key, trial, plan)

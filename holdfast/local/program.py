@@ -19,11 +19,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from holdfast.core.device import Precision
 from holdfast.core.keys import Key
 from holdfast.local.augment import Augment
-from holdfast.local.function_identity import same
+from holdfast.local.function_identity import identity, same
 from holdfast.local.gradients import Stacked, Tensors, apply_step
 from holdfast.local.losses import Batch
-from holdfast.local.sgd import Sgd
+from holdfast.local.row_numbers import is_zero
 from holdfast.local.stack import Stack
+from holdfast.local.update import Update
 from holdfast.models.batched_convolution import DECOMPOSITIONS, as_products
 
 _WARM_UP = 3  # runs before a capture; libraries choose their kernels and buffers in the first runs
@@ -47,9 +48,14 @@ class Structure:
     """Whether no batch is padded."""
     wanted: tuple[str, ...]
     partly: bool
-    momentum: bool
+    optimizer: Any
+    """The optimiser, in the form in which `identity` compares it."""
+    buffers: tuple[str, ...]
+    """What it keeps for each parameter."""
     decay: bool
     pull: bool
+    clip: bool
+    scheduled: bool
     aux: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
     size: int
     plan: str
@@ -67,10 +73,10 @@ class Structure:
     def of(cls, stack: Stack, size: int, name: str, precision: Precision) -> Structure:
         network, recipe = stack.network, stack.recipe
         wanted, partly = stack.trained()
-        sgd, alone = stack.sgd, name.endswith("-loop")
+        numbers, alone = stack.numbers, name.endswith("-loop")
         # a stacked program always has weight decay and a pull, which may be 0, so that many methods share it
-        momentum, decay = not _is_zero(sgd.momentum), not alone or not _is_zero(sgd.weight_decay)
-        pull = not alone or (stack.target is not None and not _is_zero(sgd.pull))
+        decay = not alone or not is_zero(numbers.weight_decay)
+        pull = not alone or (stack.target is not None and not is_zero(numbers.pull))
         aux = tuple((key, tuple(value.shape[1:]), value.dtype) for key, value in sorted(stack.aux.items()))
         return cls(
             network.signature,
@@ -84,9 +90,12 @@ class Structure:
             stack.full,
             tuple(wanted),
             partly,
-            momentum,
+            identity(recipe.optimizer),
+            stack.buffers(),
             decay,
             pull,
+            numbers.clip is not None,
+            recipe.schedule is not None,
             aux,
             size,
             name,
@@ -98,7 +107,7 @@ class Program:
     """A training step with its memory: `load` rows, call `step` for each of their steps, `unload` them."""
 
     def __init__(self, structure: Structure, stack: Stack):
-        self.structure, self.samples = structure, stack.samples
+        self.structure, self.samples, self.rule = structure, stack.samples, stack.recipe.optimizer
         network, loss, step = stack.network, stack.recipe.loss, stack.step
         s, slots = structure, {slot.name: slot for slot in network.layout.slots}
 
@@ -114,14 +123,16 @@ class Program:
         for name in s.wanted:
             if s.pull:
                 self.memory[f"targets.{name}"] = room(*slots[name].shape)
-            if s.momentum:
-                self.memory[f"momenta.{name}"] = room(*slots[name].shape)
+            self.memory |= {f"state.{buffer}.{name}": room(*slots[name].shape) for buffer in s.buffers}
             if s.partly:
                 self.memory[f"masks.{name}"] = room(*slots[name].shape, dtype=torch.bool)
         self.memory |= {f"aux.{name}": room(*shape, dtype=dtype) for name, shape, dtype in s.aux}
-        self.memory |= {f"number.{name}": room() for name in ("lr", "momentum", "decay", "pull")} | {
-            "losses": room()
-        }
+        numbers = ["lr", "momentum", "decay", "pull", *(["clip"] if s.clip else [])]
+        self.memory |= {f"number.{name}": room() for name in numbers} | {"losses": room()}
+        if self.rule.counts:
+            self.memory["count"] = room(dtype=torch.int64)
+        if s.scheduled:
+            self.memory["factor"] = room()
         self.memory["now"] = room(2 * s.batch_size + 4, dtype=torch.int64)
         self._stepper = Stacked(network, loss, s.precision)
         self._run = apply_step(network, loss, step, s.precision) if step else None
@@ -140,8 +151,11 @@ class Program:
         here = [name for name in tensors if name in self.memory]
         torch._foreach_copy_([self.memory[name][:rows] for name in here], [tensors[name] for name in here])
 
-    def step(self, now: Tensor) -> None:
+    def step(self, now: Tensor, factor: Tensor | None = None) -> None:
+        """Take a step; `factor` is what a schedule makes of each row's learning rate in this step."""
         self.memory["now"][: len(now)].copy_(now)
+        if factor is not None:
+            self.memory["factor"][: len(factor)].copy_(factor)
         self.replay()
 
     def unload(self, rows: int) -> Tensors:
@@ -150,7 +164,7 @@ class Program:
 
     @cached_property
     def _written(self) -> list[str]:
-        changed = ("params.", "buffers.", "momenta.", "losses")
+        changed = ("params.", "buffers.", "state.", "count", "losses")
         return [
             name
             for name in self.memory
@@ -188,26 +202,26 @@ class Program:
             _under(memory, "params."),
             {name: value.clone() for name, value in _under(memory, "buffers.").items()},
         )
-        momenta, masks = _under(memory, "momenta."), _under(memory, "masks.")
+        masks, state = _under(memory, "masks."), _under(memory, "state.")
         old = [params[name] for name in s.wanted]
         if self._run is not None:
             new, buffers, value = Stacked.run(
-                torch.func.vmap(self._run), params, buffers, batch, dropout, memory["number.lr"]
+                torch.func.vmap(self._run), params, buffers, batch, dropout, _lr(memory)
             )
             fresh = [
                 torch.where(masks[name], new[name], params[name]) if s.partly else new[name]
                 for name in s.wanted
             ]
-            momenta = {}
+            changed: Tensors = {}
         else:
             grads, value = self._stepper.gradients(list(s.wanted), params, buffers, batch, dropout, s.full)
-            momenta = {name: tensor.clone() for name, tensor in momenta.items()}
+            changed = {f"state.{name}": tensor.clone() for name, tensor in state.items()}
+            if self.rule.counts:
+                changed["count"] = memory["count"].clone()
             fresh = [tensor.clone() for tensor in old]
-            self._sgd(memory, momenta).apply(fresh, grads)
+            self._update(memory | changed).apply(fresh, grads)
         out = {f"params.{name}": tensor for name, tensor in zip(s.wanted, fresh, strict=True)}
-        out |= {f"buffers.{name}": tensor for name, tensor in buffers.items()} | {
-            f"momenta.{k}": v for k, v in momenta.items()
-        }
+        out |= {f"buffers.{name}": tensor for name, tensor in buffers.items()} | changed
         out["losses"] = memory["losses"] + value
         return {
             k: torch.where(active.view(-1, *[1] * (v.ndim - 1)), v.detach().to(memory[k].dtype), memory[k])
@@ -220,14 +234,14 @@ class Program:
         params, buffers, batch, dropout = self._inputs_alone()
         own = {name: value[0] for name, value in self.memory.items()}
         if self._run is not None:
-            new, fresh, value = self._run(params, buffers, batch, dropout, own["number.lr"])
+            new, fresh, value = self._run(params, buffers, batch, dropout, _lr(own))
             for name in s.wanted:
                 params[name].copy_(
                     torch.where(own[f"masks.{name}"], new[name], params[name]) if s.partly else new[name]
                 )
         else:
             grads, value, fresh = gradients(params, buffers, batch, dropout)
-            self._sgd(own, _under(own, "momenta.")).apply([params[name] for name in s.wanted], grads)
+            self._update(own).apply([params[name] for name in s.wanted], grads)
         for name, tensor in fresh.items():
             buffers[name].copy_(tensor)
         self.memory["losses"][0].add_(value.detach())
@@ -261,18 +275,26 @@ class Program:
         mask = (torch.arange(size, device=now.device) < count[:, None]).to(s.dtype)
         return Batch(x, now[:, size : 2 * size], mask, _under(memory, "aux.")), active > 0, dropout
 
-    def _sgd(self, memory: Tensors, momenta: Tensors) -> Sgd:
+    def _update(self, memory: Tensors) -> Update:
         s, number = self.structure, _under(memory, "number.")
         targets, masks = _under(memory, "targets."), _under(memory, "masks.")
-        return Sgd(
-            number["lr"],
+        return Update(
+            self.rule,
+            _lr(memory),
             number["momentum"],
             number["decay"] if s.decay else 0.0,
             number["pull"] if s.pull else 0.0,
-            [momenta[name] for name in s.wanted] if s.momentum else None,
+            number["clip"] if s.clip else None,
+            {buffer: [memory[f"state.{buffer}.{name}"] for name in s.wanted] for buffer in s.buffers},
+            memory.get("count"),
             [targets[name] for name in s.wanted] if s.pull else None,
             [masks[name] for name in s.wanted] if s.partly else None,
+            s.alone,
         )
+
+
+def _lr(memory: Tensors) -> Tensor:
+    return memory["number.lr"] * memory["factor"] if "factor" in memory else memory["number.lr"]
 
 
 def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
@@ -310,7 +332,3 @@ def _traced(function: Callable[..., Any], *inputs: Any) -> torch.fx.GraphModule:
 
 def _under(memory: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): value for name, value in memory.items() if name.startswith(prefix)}
-
-
-def _is_zero(value: float | Tensor) -> bool:
-    return not isinstance(value, Tensor) and value == 0.0

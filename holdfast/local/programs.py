@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.types import State
 from holdfast.local.function_identity import HoldsTensors
 from holdfast.local.gradients import Tensors, no_luck
 from holdfast.local.plan import Plan
 from holdfast.local.program import Program, Structure
-from holdfast.local.sgd import PerRow
+from holdfast.local.row_numbers import PerRow
 from holdfast.local.stack import Stack
 
 _log = logging.getLogger("holdfast.local")
@@ -30,20 +31,28 @@ class CannotReplay(Exception):
     """The step cannot be traced, compiled or captured."""
 
 
-def replay(stack: Stack, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Train these rows, sorted by falling number of steps; return models [m, size] and summed losses [m]."""
+def replay(stack: Stack, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor, State]:
+    """Train these rows, sorted by falling number of steps; return models [m, size], summed losses [m] and,
+    where it is kept, the optimiser's state."""
+    rule = stack.numbers.rule
+    if not rule.by_row:
+        reason = f"optimizer '{rule.name}' keeps its state itself"
+        _say_once(f"plan {plan.name} cannot replay a step ({reason}); the next best plan does")
+        raise _refusal(reason)
     tensors = _tensors(stack, rows)
     train = _train_together if plan.stacked else _train_each
     out = train(stack, rows, plan, tensors)
     layout = stack.network.layout
     named = {slot.name: out[f"{'buffers' if slot.buffer else 'params'}.{slot.name}"] for slot in layout.slots}
-    return layout.flatten(named), out["losses"]
+    wanted = stack.trained()[0]
+    buffers = {name: [out[f"state.{name}.{key}"] for key in wanted] for name in stack.buffers()}
+    return layout.flatten(named), out["losses"], stack.state_after(wanted, buffers, out.get("count"))
 
 
 def _train_together(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) -> Tensors:
     """Train all rows in one program; rows that train longer move to a smaller one where the plan has one."""
     steps = stack.order.steps[stack.owner(rows).numpy()]
-    now = stack.written_out(rows)
+    now, factors = stack.written_out(rows), stack.factors_of(rows)
     out, before = (
         tensors | {"losses": torch.zeros(len(rows), dtype=stack.network.dtype, device=stack.model.device)},
         0,
@@ -51,8 +60,8 @@ def _train_together(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) ->
     for m, until in _segments(steps.tolist(), plan):
         program = _program(stack, plan.size(m), plan)
         program.load(m, {name: value[:m] for name, value in out.items()})
-        for _ in range(until - before):
-            program.step(next(now)[:m])
+        for t in range(before, until):
+            program.step(next(now)[:m], None if factors is None else factors[t, :m])
         before = until
         for name, value in program.unload(m).items():
             out[name] = torch.cat([value, out[name][m:]]) if m < len(rows) else value
@@ -82,9 +91,9 @@ def _train_each(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) -> Ten
     trained = []
     for i, count in enumerate(steps):
         program.load(1, {name: value[i : i + 1] for name, value in tensors.items()})
-        now = stack.written_out(rows[i : i + 1])
-        for _ in range(count):
-            program.step(next(now))
+        now, factors = stack.written_out(rows[i : i + 1]), stack.factors_of(rows[i : i + 1])
+        for t in range(count):
+            program.step(next(now), None if factors is None else factors[t])
         trained.append(program.unload(1))
     own_luck()
     return tensors | {name: torch.cat([part[name] for part in trained]) for name in trained[0]}
@@ -95,24 +104,27 @@ def _tensors(stack: Stack, rows: Tensor) -> Tensors:
     is 0, so that methods with and without a pull share a program."""
     params, buffers = stack.tensors(rows)
     wanted, partly = stack.trained()
-    sgd = stack.optimiser(rows, wanted, params, partly)
+    update = stack.update(rows, wanted, params, partly)
     out = {f"params.{name}": value for name, value in params.items()} | {
         f"buffers.{name}": value for name, value in buffers.items()
     }
-    targets = sgd.targets or [params[name] for name in wanted]
+    targets = update.targets or [params[name] for name in wanted]
     for place, name in enumerate(wanted):
         out[f"targets.{name}"] = targets[place]
-        if sgd.momenta is not None:
-            out[f"momenta.{name}"] = sgd.momenta[place]
-        if sgd.masks is not None:
-            out[f"masks.{name}"] = sgd.masks[place]
+        out |= {f"state.{buffer}.{name}": values[place] for buffer, values in update.state.items()}
+        if update.masks is not None:
+            out[f"masks.{name}"] = update.masks[place]
+    if update.count is not None:
+        out["count"] = update.count
     out |= {f"aux.{name}": value for name, value in stack.aux_of(rows).items()}
     numbers: dict[str, PerRow] = {
-        "lr": sgd.lr,
-        "momentum": sgd.momentum,
-        "decay": sgd.weight_decay,
-        "pull": sgd.pull,
+        "lr": update.lr,
+        "momentum": update.momentum,
+        "decay": update.weight_decay,
+        "pull": update.pull,
     }
+    if update.clip is not None:
+        numbers["clip"] = update.clip
     device = stack.model.device
     for name, value in numbers.items():
         out[f"number.{name}"] = (

@@ -4,28 +4,37 @@ trains together."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.core.device import to_device
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key
+from holdfast.core.types import State
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.augment import Augment
 from holdfast.local.batch_order import Schedule
 from holdfast.local.gradients import Step
 from holdfast.local.losses import Batch, Loss, cross_entropy
+from holdfast.local.optimizers.base import Optimizer
+from holdfast.local.optimizers.sgd import Sgd
 from holdfast.local.per_client import plain
-from holdfast.local.sgd import PerRow, Sgd, per_row
+from holdfast.local.row_numbers import PerRow, per_row
+from holdfast.local.update import Update
 from holdfast.models.network import Network
 
 # values of a client or a chunk that are normalised before its steps (64 MiB in float32)
 _FETCH_AT_ONCE = 1 << 24
 _WRITTEN_AT_ONCE = 1 << 23  # numbers that `written_out` computes ahead of the steps (64 MiB)
+COUNT = "step"
+"""The name under which the number of steps taken is kept, beside an optimiser's tensors."""
+StepFactors = Callable[[int], Sequence[float]]
+"""From the number of steps that a client takes to the factor of its learning rate in each of them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,10 @@ class Recipe:
     drop_last: bool = False
     augment: Augment = field(default_factory=Augment)
     loss: Loss = cross_entropy
+    optimizer: Optimizer = field(default_factory=Sgd)
+    clip_gradient: PerRow | None = None
+    """The largest norm of a client's whole gradient; None: no bound."""
+    schedule: StepFactors | None = None
 
 
 @dataclass(frozen=True)
@@ -56,11 +69,15 @@ class Stack:
     key: Key
     recipe: Recipe
     order: Schedule
-    sgd: Sgd
+    numbers: Update
+    """The optimiser and its numbers, without the rows' state."""
     target: Tensor | None
     mask: Tensor
     aux: Mapping[str, Tensor]
     step: Step | None
+    kept: State | None = None
+    """The optimiser's state to start from, where it is kept from round to round: [rows, parameters] each, and
+    the number of steps."""
 
     @classmethod
     def of(
@@ -76,6 +93,7 @@ class Stack:
         trainable: Tensor | None,
         aux: Mapping[str, Tensor],
         step: Step | None,
+        kept: State | None = None,
     ) -> Stack:
         rows, device = model.shape[0], model.device
         target, lam = pull if pull is not None else (None, 0.0)
@@ -84,13 +102,16 @@ class Stack:
         lr, momentum, decay, pulled = (
             per_row(plain(v), rows, device) for v in (recipe.lr, recipe.momentum, recipe.weight_decay, lam)
         )
-        sgd = Sgd(lr, momentum, decay, pulled)
+        clip = None if recipe.clip_gradient is None else per_row(plain(recipe.clip_gradient), rows, device)
+        numbers = Update(recipe.optimizer, lr, momentum, decay, pulled, clip)
         mask = network.layout.trainable if trainable is None else trainable.cpu() & network.layout.trainable
         aux = {name: plain(value) for name, value in aux.items()}
         spread = {
             name: value.repeat(rows // value.shape[0], *[1] * (value.ndim - 1)) for name, value in aux.items()
         }
-        return cls(network, model, samples, data, key, recipe, order, sgd, target, mask, spread, step)
+        return cls(
+            network, model, samples, data, key, recipe, order, numbers, target, mask, spread, step, kept
+        )
 
     def owner(self, rows: Tensor) -> Tensor:
         return rows % len(self.data.count)
@@ -112,38 +133,79 @@ class Stack:
         """Whether no batch is ever padded, for any number of steps."""
         return self.recipe.drop_last or bool((self.data.count.cpu() % self.recipe.batch_size == 0).all())
 
-    def optimiser(self, rows: Tensor, wanted: list[str], params: Mapping[str, Tensor], partly: bool) -> Sgd:
-        """Return the update rule of these rows, with its own momentum buffers."""
-        device = self.model.device
+    @cached_property
+    def factors(self) -> Tensor | None:
+        """float64[steps, clients]: the factor of the learning rate of each client at each step, where a
+        schedule changes it."""
+        if self.recipe.schedule is None:
+            return None
+        steps = self.order.steps
+        table = np.ones((int(steps.max(initial=0)), len(steps)))
+        for count in np.unique(steps).tolist():
+            table[:count, steps == count] = np.asarray(self.recipe.schedule(count), dtype=np.float64)[:, None]
+        return to_device(torch.from_numpy(table), self.model.device)
+
+    def factors_of(self, rows: Tensor) -> Tensor | None:
+        """float64[steps, m]: the same for these rows."""
+        return (
+            None if self.factors is None else self.factors[:, to_device(self.owner(rows), self.model.device)]
+        )
+
+    def buffers(self) -> tuple[str, ...]:
+        """Return the names of the tensors that the optimiser keeps for each parameter."""
+        momentum = self.numbers.momentum
+        return self.numbers.rule.keeps(isinstance(momentum, Tensor) or bool(momentum))
+
+    def update(self, rows: Tensor, wanted: list[str], params: Mapping[str, Tensor], partly: bool) -> Update:
+        """Return the update of these rows, with its own state: fresh, or as it was kept."""
+        device, layout, rule = self.model.device, self.network.layout, self.numbers.rule
+        where = to_device(rows, device)
 
         def pick(value: PerRow) -> PerRow:
-            return value[to_device(rows, device)] if isinstance(value, Tensor) else value
+            return value[where] if isinstance(value, Tensor) else value
 
-        layout, momentum = self.network.layout, self.sgd.momentum
-        return Sgd(
-            pick(self.sgd.lr),
-            pick(momentum),
-            pick(self.sgd.weight_decay),
-            pick(self.sgd.pull),
-            (
-                [torch.zeros_like(params[name]) for name in wanted]
-                if isinstance(momentum, Tensor) or momentum
-                else None
-            ),
-            None if self.target is None else _named(layout, self.target[to_device(rows, device)], wanted),
-            (
-                _named(
-                    layout,
-                    to_device(
-                        (self.mask if self.mask.ndim == 2 else self.mask.expand(len(self.model), -1))[rows],
-                        device,
-                    ),
-                    wanted,
-                )
-                if partly
-                else None
-            ),
+        def start(name: str) -> list[Tensor]:
+            if self.kept is None:
+                return [torch.zeros_like(params[key]) for key in wanted]
+            kept, slots = self.kept[name][where], {slot.name: slot for slot in layout.slots}
+            return [
+                kept[:, slots[key].start : slots[key].stop].reshape(len(rows), *slots[key].shape).clone()
+                for key in wanted
+            ]
+
+        count = None
+        if rule.counts:
+            fresh = torch.zeros(len(rows), dtype=torch.int64, device=device)
+            count = fresh if self.kept is None else self.kept[COUNT][where].clone()
+        masks = self.mask if self.mask.ndim == 2 else self.mask.expand(len(self.model), -1)
+        return Update(
+            rule,
+            pick(self.numbers.lr),
+            pick(self.numbers.momentum),
+            pick(self.numbers.weight_decay),
+            pick(self.numbers.pull),
+            None if self.numbers.clip is None else pick(self.numbers.clip),
+            {name: start(name) for name in self.buffers()},
+            count,
+            None if self.target is None else _named(layout, self.target[where], wanted),
+            _named(layout, to_device(masks[rows], device), wanted) if partly else None,
         )
+
+    def state_after(
+        self, wanted: list[str], buffers: Mapping[str, list[Tensor]], count: Tensor | None
+    ) -> State:
+        """Return an optimiser's state as it is kept; nothing where it is not."""
+        if self.kept is None:
+            return {}
+        slots, out = {slot.name: slot for slot in self.network.layout.slots}, {}
+        for name, tensors in buffers.items():
+            flat = tensors[0].new_zeros(len(tensors[0]), self.kept[name].shape[1]) if tensors else None
+            if flat is None:
+                continue
+            for key, tensor in zip(wanted, tensors, strict=True):
+                flat[:, slots[key].start : slots[key].stop] = tensor.reshape(len(tensor), -1)
+            out[name] = flat
+        return out if count is None else {**out, COUNT: count}
 
     def fetch(self, owner: int | Tensor) -> Tensor | None:
         """Return all samples of one or several clients, normalised; None where they need too much memory and

@@ -53,6 +53,7 @@ class ApflClient(ClientRule):
     """Train w for the federation and v for the mixture, on the same batches."""
 
     models_per_client = 2
+    refuses = {"train.clip_gradient": "both of its models are one network, with one norm for two gradients"}
     method: Apfl
 
     def network(self, module: nn.Module) -> nn.Module:
@@ -83,8 +84,8 @@ class ApflClient(ClientRule):
         alpha = local.network.layout.under(ALPHA)
         if self.method.adaptive:
             moved = fit_part(
-                local, start, alpha, purpose=ALPHA, loss=loss, steps=1, momentum=0.0, weight_decay=0.0
-            ).model
+                local, start, alpha, purpose=ALPHA, loss=loss, steps=1, **local.plain_sgd
+            ).model  # one plain gradient step, whatever optimiser w and v have
             start = torch.where(alpha.to(moved.device), moved.clamp(0, 1), moved)
         fitted = local.fit(start, trainable=~alpha, loss=loss)
         return {"own": fitted.model, "seen": torch.ones_like(state["seen"])}, local.report(

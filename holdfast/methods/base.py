@@ -43,11 +43,20 @@ class ClientRule:
     `local.facts`, for example {"target"}."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Settings of local training that it cannot follow, each with the reason: `optimizer` (any but sgd),
+    `optimizer.persist`, `train.clip_gradient`."""
     head_name: str | None = None
     """What the model calls its head; known before `network` is asked for."""
 
     def __init__(self, method: Method):
         self.method = method
+
+    def trainings(self) -> Mapping[str, int]:
+        """Its trainings, by task and purpose, with the models that each has for a client: for each of them a
+        client keeps an optimiser's state between rounds, where `optimizer.persist` is set. 0: it always
+        starts afresh."""
+        return {"train/fit": 1}
 
     def network(self, module: nn.Module) -> nn.Module:
         """The network that is trained: the model itself, or one built around it."""

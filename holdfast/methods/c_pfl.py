@@ -37,6 +37,9 @@ class CPflClient(ClientRule):
     tasks: ClassVar[frozenset[str]] = frozenset({"train", "notify", "tune"})
     quiet: ClassVar[frozenset[str]] = frozenset({"notify"})
 
+    def trainings(self) -> Mapping[str, int]:
+        return {"train/fit": 1, "tune/fit": 0}  # the tuning starts afresh
+
     def shared(self, network: Network, round: int) -> Tensor:
         return (
             ~network.head

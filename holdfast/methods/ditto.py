@@ -23,6 +23,9 @@ class DittoClient(ClientRule):
 
     models_per_client = 2
 
+    def trainings(self) -> Mapping[str, int]:
+        return {"train/fit": 2}
+
     def init(self, local: Local) -> State:
         return {"personal": local.initial}
 

@@ -179,9 +179,8 @@ class FedASClient(ClientRule):
             lr=local.settings.align_lr,
             epochs=torch.where(who, method.align_epochs, 0),
             batch_size=method.align_batch_size,
-            momentum=0.0,
-            weight_decay=0.0,
             augment=Augment(),
+            **local.plain_sgd,
             trainable=shared,
             aux=aux,
         ).model

@@ -37,6 +37,9 @@ class FedBabuClient(ClientRule):
     tasks = frozenset({"train", "tune"})
     method: FedBabu
 
+    def trainings(self) -> Mapping[str, int]:
+        return {"train/fit": 1, "tune/fit": 0}  # the tuning starts afresh
+
     def shared(self, network: Network, round: int) -> Tensor:
         return ~network.head
 

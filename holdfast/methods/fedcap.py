@@ -43,6 +43,9 @@ class FedCapClient(ClientRule):
     quiet = optional = frozenset({"request"})
     models_per_client = 2
 
+    def trainings(self) -> Mapping[str, int]:
+        return {"train/fit": 2 if self.method.personalise else 1, "request/fit": 0}
+
     def schema(self, task: str, wire: Wire) -> Schema:
         usual = super().schema(task, wire)
         if task != "request":

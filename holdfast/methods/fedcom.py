@@ -42,6 +42,9 @@ class FedComClient(ClientRule):
     knows = frozenset({"target"})
     method: FedCom
 
+    def trainings(self) -> Mapping[str, int]:
+        return {"train/fit": 1, "personalise/fit": 1}
+
     def init(self, local: Local) -> State:
         return {"personal": local.initial, "anchor": local.initial}
 

@@ -64,6 +64,9 @@ class FedPACClient(ClientRule):
             "variance": variance,
         }
 
+    def trainings(self) -> Mapping[str, int]:
+        return {"train/head": 1, "train/fit": 1}
+
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         method, network, start = self.method, local.network, received.into(state["own"])
         head, aux = network.head, {"lam": local.settings.lam.to(start), **self._aim(local, start, extra)}

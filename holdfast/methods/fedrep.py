@@ -27,6 +27,9 @@ class FedRepClient(ClientRule):
 
     method: FedRep
 
+    def trainings(self) -> Mapping[str, int]:
+        return {"train/head": 1, "train/fit": 1}
+
     def shared(self, network: Network, round: int) -> Tensor:
         return ~network.head
 

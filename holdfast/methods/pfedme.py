@@ -61,6 +61,9 @@ class PFedMeClient(ClientRule):
     """Move w for the federation; keep the last theta for the client itself."""
 
     models_per_client = 2
+    refuses = {
+        name: "its steps are its own" for name in ("optimizer", "optimizer.persist", "train.clip_gradient")
+    }
     method: PFedMe
 
     def network(self, module: nn.Module) -> nn.Module:

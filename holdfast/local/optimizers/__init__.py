@@ -1,0 +1,1 @@
+"""Clients' optimisers, one file each."""
