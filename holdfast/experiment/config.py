@@ -162,7 +162,8 @@ class Config(Section):
         "sgd", '`holdfast list optimizers`, or any class of torch.optim that can be stacked, as "torch:NAdam"'
     )
     schedule: Chosen = setting(
-        None, "`holdfast list schedules`, or a function of the round (and step); none (also as a name): train.lr stays"
+        None,
+        "`holdfast list schedules`, or a function of the round (and step); none (also as a name): no change",
     )
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()

@@ -88,7 +88,7 @@ class OptimizerMemory:
         start = f"{_PREFIX}{training}/"
         # rows of a training are the first model of all clients, then the second of all clients
         return {
-            name.removeprefix(start): value.transpose(0, 1).flatten(0, 1)
+            name.removeprefix(start): torch.cat(value.unbind(1))
             for name, value in self.rows.items()
             if name.startswith(start)
         }
@@ -96,6 +96,5 @@ class OptimizerMemory:
     def after(self, purpose: str, state: Mapping[str, Tensor]) -> None:
         """Remember the state that a training ended with."""
         for name, value in state.items():
-            field_name = f"{_PREFIX}{self.task}/{purpose}/{name}"
-            models = self.rows[field_name].shape[1]
-            self.rows[field_name] = value.unflatten(0, (models, -1)).transpose(0, 1).contiguous()
+            place = f"{_PREFIX}{self.task}/{purpose}/{name}"
+            self.rows[place] = torch.stack(value.split(len(self.rows[place])), 1)

@@ -1,5 +1,5 @@
-"""The clients' optimisers against torch.optim, client after client, on every plan: ragged clients, a learning rate
-per row, masks, pulls, schedules, clipping, and a state that goes on."""
+"""The clients' optimisers against torch.optim, client after client, on every plan: ragged clients, a learning
+rate per row, masks, pulls, schedules, clipping, and a state that goes on."""
 
 from __future__ import annotations
 
