@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.report import run_plots, svg
-from holdfast.report.axis import PlotArea, shorten
-from holdfast.report.charts import NAME_LETTERS, line_class, name_room
+from markupsafe import Markup
+
+from holdfast.report import run_plots
+from holdfast.report.axis import round_ticks
+from holdfast.report.charts import line_class
 from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import SettingRuns
+from holdfast.report.row_chart import Row, dot, row_chart, stacked
 from holdfast.report.settings_by_attack import BENIGN, Score, ScoreGrid, SettingsByAttack
 
 _WORTH_NAMING = 0.01  # of accuracy lost
@@ -137,25 +140,23 @@ def bans(lines: Sequence[SettingRuns], by_attack: SettingsByAttack) -> Section |
     ]
     if not shown:
         return None
-    width, top, row = 1120, 8, 56
-    height, last = (
-        top + row * len(shown) + 44,
-        max(record.rounds for line in lines for record in line.records),
-    )
-    area = PlotArea(name_room([line.label for _, line, _ in shown]), top, width - 60, height - 44)
-    out = [*area.upright_axis(area.rounds(1, last)), area.name_below("round")]
-    for down, (place, line, banned) in enumerate(shown):
-        middle = top + row * down + row / 2
-        drawn = [svg.text("name", 0, middle + 4, shorten(line.label, NAME_LETTERS))]
+    last, high = max(record.rounds for line in lines for record in line.records), 52
+
+    def share(round: int) -> float:
+        return (round - 1) / max(last - 1, 1)
+
+    drawn = []
+    for place, line, banned in shown:
+        marks: list[Markup] = []
         for round in sorted({when for when, *_ in banned}):
             now = [entry for entry in banned if entry[0] == round]
-            x, step = area.round_x(round, 1, last), min(8.0, (row - 10) / len(now))
+            up = stacked(len(now), high - 10, 8.0)
             for i, (_, rightly, about) in enumerate(now):
-                at = {"cx": f"{x:.1f}", "cy": f"{middle + (i - (len(now) - 1) / 2) * step:.1f}", "r": 3.6}
                 kind = "banned" if rightly else "wronged"
-                drawn.append(svg.element("circle", svg.title(about), class_=kind, **at))
-        out.append(svg.group(line_class(place), *drawn, data_line=place))
-    chart = svg.chart("chart wide", width, height, "Bans by round, a row per setting", out)
+                marks.append(dot(kind, share(round), high / 2 + up(i), about))
+        drawn.append(Row(line_class(place), place, line.label, marks))
+    ticks = [(share(tick), str(tick)) for tick in round_ticks(1, last)]
+    chart = row_chart(drawn, high, ticks, "Bans by round, a row per setting", "round")
     counts = [
         sum(rightly == kind for _, _, banned in shown for _, rightly, _ in banned) for kind in (True, False)
     ]

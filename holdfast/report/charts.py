@@ -21,7 +21,9 @@ from holdfast.report.axis import (
     tick_text,
     worth_seeing,
 )
+from holdfast.report.numbers import percent
 from holdfast.report.read_runs import Dot
+from holdfast.report.row_chart import Row, dot, percentage, piles, row_chart, stacked, triangle, upright
 
 Scale = Callable[[float], float]
 COLOURS = 7  # classes c0 ... c6 of the page's style; further lines repeat them with other dashes
@@ -134,51 +136,42 @@ def strips(
     places: Sequence[int] = (),
 ) -> Markup:
     """A row per method: every client is a dot at its accuracy, with marks at the mean and the worst tenth."""
-    width, row, top = 1120, 76 if len(rows) <= 6 else 48, 8
-    height = top + row * len(rows) + 34
-    area = PlotArea(name_room([row[0] for row in rows]), top, width - 60, height - 34)
-    places = places or range(len(rows))
+    high = 72 if len(rows) <= 6 else 46
     lowest = min((dot.accuracy for _, dots, _, _ in rows for dot in dots), default=0.0)
     axis = Axis(nice_ticks(min(lowest, 0.95), 1.0))
-
-    def x(share: float) -> float:
-        return area.x(axis.share(share))
-
-    out = area.upright_axis((x(tick), tick_text(tick, True)) for tick in axis.ticks)
-    for down, (place, (label, dots, mean, worst)) in enumerate(zip(places, rows, strict=True)):
-        middle = top + row * down + row / 2
-        drawn = [svg.text("name", 0, middle + 4, shorten(label, NAME_LETTERS))]
-        for pile in _swarm(thin_out(dots, most), x, row):
-            drawn += [_client(dot, at, middle + up) for dot, at, up in pile]
-            if len(pile) > 12:  # too many to count by eye
-                drawn.append(svg.text("label", pile[0][1] + 9, middle + 4, f"×{len(pile)}"))
+    drawn = []
+    for place, (label, dots, mean, worst) in zip(places or range(len(rows)), rows, strict=True):
+        marks = _clients(
+            sorted(thin_out(dots, most), key=lambda d: (d.accuracy, d.client, d.seed)), axis, high
+        )
         for value, kind, word in ((mean, "mean", "mean"), (worst, "worst", "worst 10 %")):
             if value is not None:
-                mark = f"M{x(max(value, axis.ticks[0])):.1f} {middle - row / 2 + 8:.1f}v{row - 16}"
-                drawn.append(svg.path(kind, mark, svg.title(f"{word}: {100 * value:.1f} %")))
-        out.append(svg.group(line_class(place), *drawn, data_line=place))
-    return svg.chart("chart wide", width, height, "Accuracy of every client, a row per method", out)
+                share = max(axis.share(value), 0.0)
+                marks.append(upright(kind, share, 8, high - 8, svg.title(f"{word}: {percent(value)}")))
+        drawn.append(Row(line_class(place), place, label, marks))
+    ticks = [(axis.share(tick), tick_text(tick, True)) for tick in axis.ticks]
+    return row_chart(drawn, high, ticks, "Accuracy of every client, a row per method")
 
 
-def _client(dot: Dot, x: float, y: float) -> Markup:
-    """One client's dot. An attacker is a hollow triangle, because no mean counts it."""
-    about = f"client {dot.client}, seed {dot.seed}: {100 * dot.accuracy:.1f} % of {dot.samples}"
-    if dot.malicious:
-        return svg.path("client foe", f"M{x:.1f} {y - 4:.1f}l4 7h-8z", svg.title(f"attacker, {about}"))
-    at = {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": 3.6}
-    return svg.element("circle", svg.title(about), class_="client", **at)
-
-
-def _swarm(dots: Sequence[Dot], x: Scale, row: int) -> list[list[tuple[Dot, float, float]]]:
-    """Pile dots of nearly equal accuracy up and down around the middle of their row."""
-    piles: dict[int, list[Dot]] = {}
-    for dot in sorted(dots, key=lambda d: (d.accuracy, d.client, d.seed)):
-        piles.setdefault(round(x(dot.accuracy) / 7), []).append(dot)
+def _clients(dots: Sequence[Dot], axis: Axis, high: int) -> list[Markup]:
+    """Their dots; those of nearly equal accuracy are piled up and down around the middle of the row."""
     out = []
-    for pile in piles.values():
-        step = min(7.4, (row - 14) / max(len(pile), 1))
-        out.append([(dot, x(dot.accuracy), (i - (len(pile) - 1) / 2) * step) for i, dot in enumerate(pile)])
+    shares = [axis.share(dot.accuracy) for dot in dots]
+    for pile in piles(shares):
+        up = stacked(len(pile), high - 14, 7.4)
+        out += [_client(dots[i], shares[i], high / 2 + up(n)) for n, i in enumerate(pile)]
+        if len(pile) > 12:  # too many to count by eye
+            at = {"x": percentage(shares[pile[0]]), "dx": 9, "y": high / 2 + 4}
+            out.append(svg.element("text", f"×{len(pile)}", class_="label", **at))
     return out
+
+
+def _client(one: Dot, share: float, y: float) -> Markup:
+    """One client's dot. An attacker is a hollow triangle, because no mean counts it."""
+    about = f"client {one.client}, seed {one.seed}: {percent(one.accuracy)} of {one.samples}"
+    if one.malicious:
+        return triangle("client foe", share, y, f"attacker, {about}")
+    return dot("client", share, y, about)
 
 
 def heat_map(
@@ -230,7 +223,7 @@ def heat_map(
     out.append(svg.text("tick end", left - 10, 12, words[1]))
     out.append(svg.text("tick end", left - 16, below + 15, words[0]))
     label = f"{what} of every {words[0]} by {words[1]}"
-    return svg.chart("chart wide", width, f"{below + 22:.0f}", label, out)
+    return svg.fitted(left + side * clients + 12, below + 22, label, out)
 
 
 def _empty_cells(
@@ -261,8 +254,3 @@ def thin_out(dots: Sequence[Dot], most: int) -> list[Dot]:
     """Every k-th dot in order of accuracy, the worst one always among them."""
     ordered = sorted(dots, key=lambda d: d.accuracy)
     return ordered[:: max(1, math.ceil(len(ordered) / most))]
-
-
-def name_room(names: Sequence[str]) -> int:
-    """Where a chart begins that has these names on its left."""
-    return max(150, 24 + round(8.6 * max((len(shorten(name, NAME_LETTERS)) for name in names), default=0)))

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 
 from holdfast.report import plots, svg
-from holdfast.report.axis import shorten
-from holdfast.report.charts import NAME_LETTERS
-from holdfast.report.markup import Section, fill
+from holdfast.report.markup import Section, breakable, fill
 from holdfast.report.numbers import amount, duration
 from holdfast.report.read_runs import SettingRuns
+from holdfast.report.row_chart import percentage
 
 _PARTS: dict[str, tuple[dict[str, str], Callable[[float], str]]] = {
     "Bytes, all clients and rounds": ({"bytes/up": "to the server", "bytes/down": "to the clients"}, amount),
@@ -47,18 +46,23 @@ def _bars(
     write: Callable[[float], str],
 ) -> Markup:
     """A row per line, its parts one after the other, their sum in words at the end."""
-    width, right, row = 560, 76, 24
-    left = 14 + round(8.0 * max(len(shorten(label, NAME_LETTERS)) for label, _ in rows))
     most = max(sum(values) for _, values in rows)
     out = []
-    for down, (label, values) in enumerate(rows):
-        y, at = row * down + 4, float(left)
-        out.append(svg.text("name", 0, y + 13, shorten(label, NAME_LETTERS)))
-        for place, (word, value) in enumerate(zip(words, values, strict=True)):
-            wide = value / most * (width - left - right)
-            box = {"x": f"{at:.1f}", "y": y, "width": f"{wide:.1f}", "height": 17}
-            about = svg.title(f"{label}, {word}: {write(value)}")
-            out.append(svg.element("rect", about, class_=f"bar{place}", **box))
-            at += wide
-        out.append(svg.text("tick", at + 7, y + 13, write(sum(values))))
-    return svg.chart("chart bars", width, row * len(rows) + 4, f"{title} of every setting", out)
+    for label, values in rows:
+        parts = [
+            svg.element(
+                "i",
+                "",
+                class_=f"bar{place}",
+                style=f"width:{percentage(value / most)}",
+                title=f"{label}, {word}: {write(value)}",
+            )
+            for place, (word, value) in enumerate(zip(words, values, strict=True))
+            if value
+        ]
+        name = svg.element("span", breakable(label), class_="name")
+        bar = svg.element(
+            "div", svg.element("div", *parts, class_="bar"), svg.element("b", write(sum(values)))
+        )
+        out.append(svg.element("div", name, bar, class_="lane"))
+    return svg.element("div", *out, class_="rows bars", role="img", aria_label=f"{title} of every setting")

@@ -59,6 +59,7 @@ def _figures(lines: Sequence[SettingRuns], by_attack: SettingsByAttack, ranked: 
     """The table of figures. `ranked`: the best of a column is marked, which is useful where all rows faced
     the same attack."""
     table, shown = tabulate(lines), columns(lines)
+    starred = ranked and any(entry.best for row in table.rows for entry in row)
     rows = []
     for line, row in zip(lines, table.rows, strict=True):
         records = [
@@ -71,7 +72,8 @@ def _figures(lines: Sequence[SettingRuns], by_attack: SettingsByAttack, ranked: 
         columns=shown,
         more=table.titles[len(shown) + 1 :],
         rows=rows,
-        notes=_notes(lines, by_attack, ranked and any(entry.best for row in table.rows for entry in row)),
+        starred=starred,
+        notes=_notes(lines, by_attack, starred),
         status=STATUS,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,11 +11,13 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from holdfast.report.drawing import Drawing
 
 _REPORT = "holdfast.report"
+_BREAK = "<wbr>"
+_JOINTS = re.compile(r"(?<=[=,/_:;(\[{])(?=[^\s=,/_:;]{4})")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,14 @@ def _environment(package: str) -> Environment:
         lstrip_blocks=True,
     )
     made.globals["resource"] = resource
+    made.filters["breakable"] = breakable
     return made
+
+
+def breakable(text: str) -> Markup:
+    """The text with places after its joints where a narrow screen may break it, so that it breaks no word.
+    A short end stays with its joint: 'seed=0' is never broken."""
+    return Markup(_BREAK).join(escape(part) for part in _JOINTS.split(text))
 
 
 def resource(name: str, package: str = _REPORT) -> Markup:

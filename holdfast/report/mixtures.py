@@ -87,7 +87,7 @@ def legend_of(run_data: RunData) -> Markup:
 def _from_attackers(run_data: RunData, frames: list[Frame]) -> str:
     """The share of attackers' models in what benign clients received, in the first and in the last round."""
     said = [
-        f"{100 * frame.foul:.2g} % in round {frame.round}"
+        f"{'less than 0.1' if 0 < frame.foul < 0.001 else f'{100 * frame.foul:.2g}'} % in round {frame.round}"
         for frame in (frames[0], frames[-1])
         if not np.isnan(frame.foul)
     ]

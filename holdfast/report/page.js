@@ -14,8 +14,8 @@ for (const button of document.querySelectorAll(".key[data-all]")) {
 
 function choose(key, shown) {
   for (const twin of document.querySelectorAll(`.key[data-key="${key.dataset.key}"]`)) twin.setAttribute("aria-pressed", String(shown));
-  const where = many ? "svg[data-x]" : "svg";
-  for (const part of document.querySelectorAll(`${where} [data-line="${key.dataset.key}"]`)) {
+  const line = `[data-line="${key.dataset.key}"]`;
+  for (const part of document.querySelectorAll(many ? `svg[data-x] ${line}` : `svg ${line}, .lane${line}`)) {
     part.classList.toggle(many ? "muted" : "off", !shown);
     if (shown && many) part.parentNode.insertBefore(part, part.parentNode.querySelector(".cursor")); // above the grey ones
   }
@@ -123,10 +123,19 @@ function sort(table, head, column) {
   table.tBodies[0].append(...rows);
 }
 
-// What scrolls sideways must be reachable without a mouse.
-for (const box of document.querySelectorAll(".scroll, pre, [data-chart]")) {
-  if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+// On a narrow screen the legend, or the title, names the lines: curves take the room of the names at their ends.
+const narrow = matchMedia("(max-width: 560px)");
+function fitCurves() {
+  for (const chart of document.querySelectorAll("svg[data-x]")) {
+    const right = Number(chart.dataset.x.split(",")[1]), height = chart.viewBox.baseVal.height;
+    chart.dataset.whole ??= String(chart.viewBox.baseVal.width);
+    const crop = narrow.matches;
+    chart.setAttribute("viewBox", `0 0 ${crop ? right + 16 : chart.dataset.whole} ${height}`);
+    chart.classList.toggle("nameless", crop);
+  }
 }
+narrow.addEventListener("change", fitCurves);
+fitCurves();
 
 function element(name, text) {
   const made = document.createElement(name);

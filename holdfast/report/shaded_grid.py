@@ -139,7 +139,7 @@ class ShadedGrid:
             transform=f"translate({left} {top}) scale({wide:.4g} {tall:.4g})",
         )
         inside = (cells, self._values(frame, scale, box), *self._names(box))
-        return svg.chart("chart wide", _WIDTH, f"{height:.0f}", self.name, inside)
+        return svg.fitted(left + wide * len(self.columns) + 12, height, self.name, inside)
 
     def _box(self) -> tuple[float, float, float, float]:
         """Left, top, and the size of a cell."""

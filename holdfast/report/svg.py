@@ -35,6 +35,20 @@ def chart(kind: str, width: float | str, height: float | str, label: str, parts:
     )
 
 
+def fitted(width: float, height: float, label: str, parts: Iterable[object]) -> Markup:
+    """A chart that is as wide as its content: it never grows, and on a narrow screen it shrinks only as far
+    as its text can be read."""
+    return element(
+        "svg",
+        *parts,
+        class_="chart",
+        viewBox=f"0 0 {width:.0f} {height:.0f}",
+        style=f"max-width:{width:.0f}px;min-width:{min(760.0, 0.72 * width):.0f}px",
+        role="img",
+        aria_label=label,
+    )
+
+
 def group(kind: str, *children: object, **attributes: object) -> Markup:
     return element("g", *children, class_=kind, **attributes)
 

@@ -48,6 +48,10 @@ class ResultCell:
         gap = math.nan if self.ours is None or self.printed is None else self.ours.mean - self.printed.mean
         return gap if math.isfinite(gap) else None
 
+    @property
+    def difference_text(self) -> str:
+        return "" if self.difference is None else f"{self.difference:+z.{self.digits}f}".replace("-", "−")
+
 
 @dataclass(frozen=True)
 class ResultTable:
@@ -63,8 +67,8 @@ def written(value: Value | None, digits: int) -> str:
         return "–"
     if not math.isfinite(value.mean):
         return "not finite"
-    spread = f" ± {value.spread:.{digits}f}" if value.spread is not None else ""
-    return f"{value.mean:.{digits}f}{spread}" + (" d" if "diverged" in value.note else "")
+    spread = f" ± {value.spread:z.{digits}f}" if value.spread is not None else ""
+    return f"{value.mean:z.{digits}f}{spread}" + (" d" if "diverged" in value.note else "")
 
 
 def result_table(outcome: Outcome) -> ResultTable:

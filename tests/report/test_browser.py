@@ -210,15 +210,49 @@ def test_the_slider_of_a_run_changes_its_matrix(browser: Browser, tmp_path: Path
 
 
 @needs_browser
+def test_tables_fit_a_screen_and_a_telephone_shows_whole_axes(browser: Browser, duel: Path) -> None:
+    page = write_page(duel)
+    try:
+        browser.resize(1400, 900)
+        browser.open(page)
+        assert browser.run(
+            "[...document.querySelectorAll('table')].filter(t => t.offsetParent).every(t =>"
+            " t.parentNode.scrollWidth <= t.parentNode.clientWidth)"
+        )
+        browser.resize(400, 900)
+        browser.open(page)
+        ends = "[...document.querySelectorAll('.rows.chart .axis text')].map(t => t.getBoundingClientRect())"
+        left, right = (browser.run(f"{ends}.map(r => r.{side})") for side in ("left", "right"))
+        assert min(left) >= 0 and max(right) <= 400 and max(right) - min(left) > 280
+        # a name breaks between its words or after a joint, never inside a word
+        lines = """[...document.querySelectorAll('tbody th')].filter(t => t.offsetParent).every(cell => {
+            const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+            const range = document.createRange();
+            for (let node; (node = walk.nextNode());)
+                for (const word of node.textContent.matchAll(/[A-Za-z0-9.]+/g)) {
+                    range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+                    const tops = [...range.getClientRects()].map(r => Math.round(r.top));
+                    if (new Set(tops).size > 1) return false;
+                }
+            return true; })"""
+        assert browser.run(lines)
+        assert browser.run(
+            "document.querySelector('.scroll.more') !== null"
+        )  # its edge shows that it goes on
+    finally:
+        browser.resize(1280, 900)
+
+
+@needs_browser
 def test_long_names_keep_off_the_bars_and_labels_stay_inside(browser: Browser, tmp_path: Path) -> None:
     attack = {"name": "gaussian", "fraction": 0.25}
     axes = {"method.name": ["fedavg", "local"], "attack": ["none", attack]}
     browser.open(write_page(sweep(tmp_path / "s", train={"rounds": 2, "local_epochs": 1}, sweep=axes)))
     apart = (
-        "(s => Math.min(...[...s.querySelectorAll('rect')].map(r => r.getBoundingClientRect().left)) "
+        "(s => Math.min(...[...s.querySelectorAll('.bar')].map(r => r.getBoundingClientRect().left)) "
         "- Math.max(...[...s.querySelectorAll('.name')].map(t => t.getBoundingClientRect().right)))"
     )
-    assert browser.run(f"Math.min(...[...document.querySelectorAll('svg.bars')].map({apart}))") > 0
+    assert browser.run(f"Math.min(...[...document.querySelectorAll('.rows.bars')].map({apart}))") > 0
     browser.run("document.querySelectorAll('details').forEach(one => one.open = true)")
     over = "t => t.getBoundingClientRect().right - t.closest('svg').getBoundingClientRect().right"
     piles = "[...document.querySelectorAll('path.stack')].map(p => p.parentNode.querySelector('.label'))"

@@ -38,7 +38,7 @@ def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> N
     assert re.search(r"client 3, class \d: \d+ samples", text)
     assert "the global model, one for all" in text and "each client&#39;s personal model" in text
     assert "holdfast run config.toml --plan loop --set engine.threads=1 --workers 1" in text
-    assert "accuracy/pooled" in text
+    assert "accuracy/<wbr>pooled" in text
 
 
 def test_it_shows_the_metrics_that_were_asked_for(single: Path, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_it_shows_the_metrics_that_were_asked_for(single: Path, tmp_path: Path) 
     )
     for clip in re.findall(r"url\(#([^)]*)\)", text):
         assert " " not in clip and f'id="{clip}"' in text
-    assert "AUC</th>" in text and "auc/worst10" in text and '"auc/0":[{' in text
+    assert "AUC</th>" in text and "auc/<wbr>worst10" in text and '"auc/0":[{' in text
     assert "AUC" not in render(read_records(single))
 
 
