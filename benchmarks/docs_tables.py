@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import Part, parts
 from holdfast.core.types import Schema
-from holdfast.deploy.privacy import refused
 from holdfast.experiment.config import make_config
 from holdfast.experiment.loop import Experiment
+from holdfast.privacy.protection import refused
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {

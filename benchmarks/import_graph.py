@@ -47,6 +47,7 @@ ABOUT = {
     "local": ("local training, plans", PARTS),
     "models": ("networks", PARTS),
     "data": ("sources and partitions", PARTS),
+    "privacy": ("clipping, noise, epsilon", BASE),
     "core": ("records, keys, registry, files", BASE),
 }
 LEGEND = (

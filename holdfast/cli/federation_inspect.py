@@ -59,13 +59,17 @@ def privacy(
     need_flower()
     from holdfast.deploy.privacy import Account
     from holdfast.deploy.project import open_node
+    from holdfast.experiment.config import make_config
+    from holdfast.experiment.config_tables import read_config
 
     settings = open_node(folder)
-    if settings.privacy is None:
+    asked = settings.privacy or make_config(read_config(folder / settings.experiment)).privacy
+    if asked is None:
         raise ConfigError(
-            f"{folder}/node.toml has no [privacy]: what leaves this node is neither clipped nor noised"
+            f"{folder}: neither node.toml nor the experiment has [privacy]: what leaves this node is neither"
+            " clipped nor noised"
         )
-    spent = Account(folder / settings.state).spent(settings.privacy.delta)
+    spent = Account(folder / settings.state).spent(asked.delta)
     if as_json:
         print_json({name: value if math.isfinite(value) else None for name, value in spent.items()})
     else:

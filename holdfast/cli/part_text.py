@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from holdfast.core.registry import find, is_section, settings_of
 from holdfast.core.toml import to_toml
@@ -53,7 +53,17 @@ def fields_of() -> dict[str, list[dict[str, Any]]]:
     from holdfast.experiment.config import Config
 
     nested = {
-        name: field.annotation for name, field in Config.model_fields.items() if is_section(field.annotation)
+        name: section
+        for name, field in Config.model_fields.items()
+        for section in (field.annotation, *get_args(field.annotation))  # some sections may be left out
+        if is_section(section)
     }
-    top = [card for card in settings_of(Config) if "." not in card["name"]]
+    top = [card for card in settings_of(Config) if card["name"].partition(".")[0] not in nested]
     return {"": top, **{name: settings_of(section) for name, section in nested.items()}}
+
+
+def section_help(section: str) -> str:
+    """Return what a whole section is for, where it says so: one that may be left out does."""
+    from holdfast.experiment.config import Config
+
+    return Config.model_fields[section].description or "" if section else ""

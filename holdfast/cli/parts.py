@@ -119,7 +119,7 @@ def _print_card(card: dict[str, Any]) -> None:
 
 
 def _show_config(as_json: bool) -> None:
-    from holdfast.cli.part_text import fields_of
+    from holdfast.cli.part_text import fields_of, section_help
 
     sections = fields_of()
     if as_json:
@@ -131,6 +131,8 @@ def _show_config(as_json: bool) -> None:
     )
     for section, fields in sections.items():
         console.print(f"[{section}]" if section else "top level", style="bold", markup=False)
+        if about := section_help(section):
+            console.print(f"{about[0].upper()}{about[1:]}.", markup=False)
         _print_settings(fields)
         console.print()
     console.print("[sweep]", style="bold", markup=False)

@@ -47,5 +47,10 @@ COMMON = {
     "weights": RecordedTable(
         "weight that the aggregation rule gave each client", title="Weight in the aggregate", share=True
     ),
+    "epsilon": RecordedTable(
+        "epsilon that each client has spent so far, under [privacy]",
+        title="Privacy budget spent",
+        rows="privacy/ids",
+    ),
 }
 """Tables that every method may have."""

@@ -242,20 +242,27 @@ def _plain_steps(cls: type[BaseModel], path: tuple[Any, ...]) -> tuple[tuple[Any
             return path[:place], field
         if at is not None:
             field = at.model_fields.get(str(step))
-            kind = field.annotation if field else None
-            at = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+            at = _section_in(field)
     return path, field
 
 
 def _owner(cls: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
     """Return the nested model that an error is about."""
     for step in path:
-        field = cls.model_fields.get(str(step))
-        kind = field.annotation if field else None
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        inner = _section_in(cls.model_fields.get(str(step)))
+        if inner is None:
             return None
-        cls = kind
+        cls = inner
     return cls
+
+
+def _section_in(field: FieldInfo | None) -> type[BaseModel] | None:
+    """Return the model that a field holds, also where it may be left out: Section, or Section | None."""
+    kind = field.annotation if field else None
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [one for one in get_args(kind) if one is not NoneType]
+        kind = kinds[0] if len(kinds) == 1 else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def describe(cls: type[Part]) -> dict[str, Any]:

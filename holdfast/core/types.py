@@ -24,6 +24,8 @@ UNDEFINED = -1.0
 """For a figure that a client does not have, such as the AUC of one class only: what clients send is refused
 where it is not finite."""
 
+EVALUATE = "evaluate"
+"""The task of an evaluation: what a client's models score on its own samples."""
 SCORE = "score"
 """The task of a committee member, whatever the method: test the received models on the client's own
 validation samples."""

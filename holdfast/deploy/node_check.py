@@ -11,10 +11,11 @@ from holdfast.deploy.check import Check
 from holdfast.deploy.enrolment import fingerprint_of
 from holdfast.deploy.keys import public_of
 from holdfast.deploy.node import declared_in, expected, federated, own_data
-from holdfast.deploy.node_worker import NodeHome
-from holdfast.deploy.privacy import Account, PrivacySettings
+from holdfast.deploy.node_worker import NodeHome, guard_of
+from holdfast.deploy.privacy import Account
 from holdfast.deploy.project import open_node
 from holdfast.experiment.loop import Experiment
+from holdfast.privacy.settings import PrivacySettings
 
 
 def examine_node(home: Path) -> Iterator[Check]:
@@ -34,8 +35,8 @@ def examine_node(home: Path) -> Iterator[Check]:
         experiment = Experiment(config, home / settings.state)
         yield Check("device", True, str(own.device))
         yield _data(own, experiment)
-        if settings.privacy is not None:
-            yield _privacy(own, settings.privacy, experiment)
+        if (privacy := settings.privacy or experiment.config.privacy) is not None:
+            yield _privacy(own, privacy, experiment)
     except (HoldfastError, OSError, ValueError) as error:
         yield Check("node", False, " ".join(str(error).split()))
 
@@ -92,7 +93,7 @@ def _privacy(own: NodeHome, privacy: PrivacySettings, experiment: Experiment) ->
     that."""
     state, rule = own.home / own.settings.state, experiment.rule
     try:
-        guard = own.guard(state, experiment.config)
+        guard = guard_of(privacy, state, experiment.config)
         assert guard is not None
         for task in sorted(rule.tasks):
             guard.check(rule.schema(task, experiment.run_context.wire()), task)

@@ -25,6 +25,7 @@ from holdfast.deploy.privacy import Guard
 from holdfast.deploy.project import NodeSettings, open_node, plugin_files
 from holdfast.experiment.config import Config
 from holdfast.experiment.planner import pick_device
+from holdfast.privacy.settings import PrivacySettings
 
 
 class NodeWorker:
@@ -49,7 +50,7 @@ class NodeWorker:
             if own is not None:
                 own.load_plugins()
             config = federated(path)
-            guard = own.guard(folder.parents[1], config) if own is not None else None
+            guard = guard_of(None if own is None else own.settings.privacy, folder.parents[1], config)
             bring = own.bring if own is not None and own.brings else None
             device = None if own is None else own.device
             self.node, self.about = (
@@ -103,22 +104,30 @@ class NodeHome:
         for file in plugin_files(self.home, self.settings.plugins):
             load_plugin(file)
 
-    def guard(self, state: Path, config: Config) -> Guard | None:
-        privacy, declared = self.settings.privacy, declared_in(config)
-        if privacy is None:
-            return None
-        if (
-            declared is not None
-            and privacy.others == "withhold"
-            and not declared.least <= privacy.count <= declared.most
-        ):
-            raise ConfigError(
-                f"privacy.count: {privacy.count} is outside the declared range {declared.least} to"
-                f" {declared.most}"
-            )
-        return Guard(
-            privacy, state, FEDERATION_NORM_CAP if config.train.norm_cap is None else config.train.norm_cap
+
+def guard_of(own: PrivacySettings | None, state: Path, config: Config) -> Guard | None:
+    """The guard of a node, by its node.toml or by the experiment, where one of them has [privacy]. Both must
+    ask for the same: neither the owner's settings nor the experiment's are weakened without notice."""
+    privacy, declared = own or config.privacy, declared_in(config)
+    if privacy is None:
+        return None
+    if config.privacy is not None and privacy != config.privacy:
+        raise ConfigError(
+            "node.toml: [privacy] differs from the experiment's [privacy]; make them equal, or leave one of"
+            " them out"
         )
+    if (
+        declared is not None
+        and privacy.others == "withhold"
+        and not declared.least <= privacy.count <= declared.most
+    ):
+        raise ConfigError(
+            f"privacy.count: {privacy.count} is outside the declared range {declared.least} to"
+            f" {declared.most}"
+        )
+    return Guard(
+        privacy, state, FEDERATION_NORM_CAP if config.train.norm_cap is None else config.train.norm_cap
+    )
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:

@@ -38,8 +38,8 @@ from holdfast.deploy.keys import (
 )
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.ledger_keeping import ready_ledger
-from holdfast.deploy.privacy import PrivacySettings
 from holdfast.experiment.config import Config, Section
+from holdfast.privacy.settings import PrivacySettings
 
 _PRIVATE = 0o700
 """Mode of the folders of server and nodes: updates, logs and private models are readable by their owner

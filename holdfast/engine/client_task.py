@@ -12,6 +12,7 @@ from torch import Tensor
 
 from holdfast.core.errors import RunError
 from holdfast.core.flat import Wire
+from holdfast.core.types import EVALUATE as EVALUATE
 from holdfast.core.types import SCORE, Exchange, Field, Schema, State
 from holdfast.data.client_rows import Padded, either
 from holdfast.engine.run_context import Measure
@@ -21,8 +22,6 @@ from holdfast.local.client import Local, Received, rows_of, stack_states
 from holdfast.local.optimizer_memory import OptimizerMemory, apart
 from holdfast.local.per_client import plain, rows_of_number
 from holdfast.methods.base import ClientRule
-
-EVALUATE = "evaluate"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from holdfast.local.schedules import Schedule
 from holdfast.local.stack import StepFactors
 from holdfast.methods.base import ClientRule, Method
 from holdfast.models.network import Network
+from holdfast.privacy.protection import Protection
 from holdfast.storage.client_state import RowStore
 
 
@@ -59,6 +60,8 @@ class RunContext:
     schedule: Schedule | None = None
     rounds: int = 0
     """All rounds of the experiment: a schedule over rounds may depend on their number."""
+    privacy: Protection | None = None
+    """How honest clients protect what they send; on a node of a federation its guard does that."""
     round: int = 0
     _wire: tuple[int, Wire] | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -1,11 +1,12 @@
 """The simulator: answers the exchanges of one experiment, or of many that run in lockstep.
 
-An exchange goes through six stages, in this order:
+An exchange goes through these stages, in this order:
 
     group      calls of experiments that share a group key become one cohort
     split      the cohort is cut into chunks that fit the memory bound
     execute    the clients of a chunk perform their task as one stack, here or in a worker process
     scatter    what the clients send goes back to the call that asked; their private rows go to the disk
+    protect    honest clients clip and noise what they send, where [privacy] asks for it
     attack     malicious clients change what they send
     screen     replies that break the schema of their task are refused
 
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from holdfast.core.errors import DataError
 from holdfast.core.files import plain_disk_errors
+from holdfast.core.keys import Key
 from holdfast.core.memory import give_back_memory
 from holdfast.core.screening import screen
 from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
@@ -37,6 +39,7 @@ from holdfast.engine.worker_dispatch import WorkerDispatch
 from holdfast.engine.workers import can_fork
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget
+from holdfast.privacy.protection import keyed_normal, updates
 from holdfast.storage.client_state import RowStore
 
 __all__ = ["Call", "Simulator"]
@@ -106,9 +109,10 @@ class Simulator:
                     if self.device.type == "cpu":
                         give_back_memory()
 
-        def attacked_and_screened(pair: tuple[Call, Mapping[str, Tensor]]) -> Uplink:
+        def attacked_and_screened(pair: tuple[Call, dict[str, Tensor]]) -> Uplink:
             call, reply = pair
             schema = _schema(call)
+            self._protect(call, schema, reply)
             return self._screen(call, schema, self._attack(call, schema, reply))
 
         return each(attacked_and_screened, list(zip(calls, replies, strict=True)))
@@ -183,6 +187,26 @@ class Simulator:
                 part.call.run_context.rows.stage(part.call.exchange.to, rows)
 
         each(scatter_part, chunk)
+
+    def _protect(self, call: Call, schema: Schema, reply: dict[str, Tensor]) -> None:
+        """Protect the reply of each honest client, in place, as its node would in a federation; only that the
+        noise comes from the run's key, so that it can be repeated. A malicious client does as it likes, and
+        an evaluation is measured by the simulator, not sent by clients. An update that is not finite is left
+        to screening."""
+        run_context, ex = call.run_context, call.exchange
+        protection = run_context.privacy
+        if protection is None or ex.task == EVALUATE or not len(ex.to):
+            return
+        honest = ex.is_client & ~torch.isin(ex.to, run_context.adversary.at(run_context.round))
+        keys = run_context.key.fold("privacy", run_context.round, ex.step).fold(ex.to)
+        for row in honest.nonzero().flatten().tolist():
+            sent = {name: value[row : row + 1] for name, value in reply.items()}
+            if not all(bool(sent[name].isfinite().all()) for name in updates(schema)):
+                continue
+            for name, value in protection.protect(
+                sent, schema, ex.task, keyed_normal(Key(keys.bits[row]))
+            ).items():
+                reply[name][row : row + 1] = value
 
     def _attack(self, call: Call, schema: Schema, reply: Mapping[str, Tensor]) -> Uplink:
         """The reply as the malicious clients send it. Evaluation is not attacked."""

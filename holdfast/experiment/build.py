@@ -26,6 +26,7 @@ from holdfast.models.fit_check import Fit, check_fits
 from holdfast.models.network import Network
 from holdfast.models.own_module import Model, find_head, with_head
 from holdfast.models.weights import Weights
+from holdfast.privacy.protection import Protection
 from holdfast.storage.client_state import RowStore
 
 
@@ -83,6 +84,7 @@ def make_run_context(
         norm_cap=train.norm_cap,
         schedule=parts.schedule,
         rounds=train.rounds,
+        privacy=None if config.privacy is None else Protection(config.privacy),
     )
 
 

@@ -25,6 +25,7 @@ from holdfast.local.optimizers.base import Optimizer
 from holdfast.local.schedules import Schedule
 from holdfast.methods.base import Method
 from holdfast.models.own_module import Model, is_bare
+from holdfast.privacy.settings import PrivacySettings
 from holdfast.server_optimizers.base import ServerOptimizer
 
 Chosen = Any
@@ -166,16 +167,19 @@ class Config(Section):
         "`holdfast list schedules`, or a function of the round (and step); none (also as a name): no change",
     )
     train: TrainSettings = TrainSettings()
+    privacy: PrivacySettings | None = setting(
+        None, "clip and noise what clients send; none (also as a name): it is sent unchanged"
+    )
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
     _numbers: Numbers = PrivateAttr(default_factory=dict)
     """Numbers of the objects that share a name with others of the sweep."""
 
-    @field_validator("attack", "server", "schedule", mode="before")
+    @field_validator("attack", "server", "schedule", "privacy", mode="before")
     @classmethod
     def _none(cls, part: Any) -> Any:
-        """Accept the name "none" for no attack, no server optimiser and no schedule: TOML has no null, and a
-        sweep over them needs a cell without one."""
+        """Accept the name "none" for no attack, no server optimiser, no schedule and no [privacy]: TOML has
+        no null, and a sweep over them needs a cell without one."""
         return None if (part.get("name") if isinstance(part, Mapping) else part) == "none" else part
 
     @field_validator("optimizer", mode="before")

@@ -20,6 +20,7 @@ from holdfast.experiment.build import make_network, make_run_context, measured_m
 from holdfast.experiment.config import Config, Parts, check_cohort
 from holdfast.experiment.meter import Meter
 from holdfast.experiment.participation import Participation, read_availability
+from holdfast.experiment.privacy_account import PrivacyAccount
 from holdfast.experiment.records import prepare_round, restore, write_result
 from holdfast.experiment.round_evaluation import evaluate_round
 from holdfast.methods.context import Context
@@ -72,6 +73,7 @@ class Experiment:
             self.federation,
             self.adversary,
         )
+        self.privacy = PrivacyAccount.of(config.privacy, self.run_context)
         self.meter = Meter(self.rule.quiet)
         self.finished: dict[str, Any] | None = None
 
@@ -152,7 +154,7 @@ class Experiment:
         def ask(exchange: Exchange) -> Steps:
             exchange = replace(exchange, step=meter.next_step())
             with meter.timing("client"):
-                up = yield self._lose(exchange)
+                up = yield from self.privacy.ask(self._lose(exchange))
             with meter.timing("server"):
                 meter.count(exchange, up)
             return up

@@ -87,6 +87,7 @@ def _broken(manifest: Mapping[str, Any]) -> list[str]:
         for name in ("aggregator", "attack")
     )
     sound = sound and isinstance(config.get("server"), (str, dict, type(None)))  # 0.1 had none
+    sound = sound and isinstance(config.get("privacy"), (dict, type(None)))
     good = {
         "config": sound and are_words(config["evaluate"].get("metrics", [])),
         "plan": is_plan(manifest["plan"]),

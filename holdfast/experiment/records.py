@@ -27,6 +27,7 @@ def restore(experiment: Experiment) -> tuple[State, PreparedRound | None]:
     run_context.round, saved = head
     try:
         experiment.participation.restore(saved)
+        experiment.privacy.restore(saved)
         run_context.rows = RowStore(experiment.out / "rows", saved["rows/index"])
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
         raise RunError(
@@ -69,6 +70,7 @@ def prepare_round(
     meter, round, adversary = experiment.meter, experiment.run_context.round, experiment.adversary
     benign = adversary.benign(verdict.ids, round)
     figures = figures | experiment.method.round_figures(verdict, experiment.federation.facts, benign)
+    figures |= experiment.privacy.figures()
     part = {
         "round": round,
         "metrics": {**figures, **meter.figures(), "rejected": len(verdict.rejected)},
@@ -83,6 +85,7 @@ def prepare_round(
         "attack": adversary.take_notes(),
     }
     tensors = {"cohort": ctx.cohort, "took_part": meter.took_part(), "verdict/ids": verdict.ids, **arrays}
+    tensors |= experiment.privacy.arrays()
     tensors |= {f"verdict/scores/{k}": v for k, v in verdict.scores.items()}
     tensors |= {f"verdict/tables/{k}": v for k, v in verdict.tables.items()}
     if verdict.weights is not None:
@@ -100,6 +103,7 @@ def _prepare(
     experiment: Experiment, state: State, part: dict[str, Any], arrays: Mapping[str, Tensor]
 ) -> PreparedRound:
     saved = {f"server/{k}": v for k, v in state.items()} | experiment.participation.state()
+    saved |= experiment.privacy.state()
     return experiment.store.prepare(part["round"], saved, part, arrays, experiment.run_context.rows)
 
 
@@ -123,6 +127,7 @@ def write_result(experiment: Experiment) -> dict[str, Any]:
             )
             for part in parts
         ]
+    final |= experiment.privacy.figures()
     final |= detection.of_rounds(judged, decide=adversary.redraws)
     protocol = {
         **config.evaluate.model_dump(mode="json"),

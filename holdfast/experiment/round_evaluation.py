@@ -4,7 +4,7 @@ state."""
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ def evaluate_round(
     measured = _measured_clients(experiment, ctx, held_out)
     ids = torch.cat([measured, held_out]).unique()
     delivery = experiment.server.deliver(state, replace(ctx, timer=Timer()), ids)
-    sent = yield from discarding_state(delivery, meter)
+    sent = yield from discarding_state(delivery, meter, experiment.privacy.ask)
     bank, pick = _with_global_first(experiment, state, sent)
     selected = torch.isin(ids, meter.took_part())
     up = yield Exchange(
@@ -62,13 +62,11 @@ def evaluate_round(
     }
 
 
-def discarding_state(steps: Steps, meter: Meter) -> Steps:
+def discarding_state(steps: Steps, meter: Meter, ask: Callable[[Exchange], Steps] = pass_on) -> Steps:
     """Pass on what evaluation asks of clients: numbered after the round's own exchanges, and the clients keep
     no state of it."""
     return (
-        yield from relay(
-            steps, lambda asked: pass_on(replace(asked, step=meter.next_step(), discard_state=True))
-        )
+        yield from relay(steps, lambda asked: ask(replace(asked, step=meter.next_step(), discard_state=True)))
     )
 
 

@@ -112,6 +112,15 @@ UNDER_ATTACK = (
 WITH_PEERS = (
     Column("matched", ("matching/accuracy",), percent, 1, "decisions on a peer that name the true partner"),
 )
+PRIVATE = (
+    Column(
+        "epsilon",
+        ("privacy/epsilon",),
+        "{:.3g}".format,
+        -1,
+        "largest epsilon that a client has spent under [privacy]; nothing where there is no noise",
+    ),
+)
 COSTS = (
     Column("sent", ("bytes/up", "bytes/down"), amount, -1, "bytes up and down, all clients and rounds"),
     Column(
@@ -134,15 +143,15 @@ DISPENSABLE = (
 
 
 def columns(lines: Sequence[SettingRuns]) -> tuple[Column, ...]:
-    """With those of the metrics that any of the runs was asked for, and of attacks and peers where any run
-    has something to say."""
-    attacked, peers = (
+    """With those of the metrics that any of the runs was asked for, and of attacks, peers and privacy
+    where any run has something to say."""
+    attacked, peers, private = (
         [c for c in some if any(c.value(line) is not None for line in lines)]
-        for some in (UNDER_ATTACK, WITH_PEERS)
+        for some in (UNDER_ATTACK, WITH_PEERS, PRIVATE)
     )
     if not any(_looks_for_attackers(record) for line in lines for record in line.records):
         attacked = [column for column in attacked if column.title != "DAcc"]
-    return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *peers, *COSTS)
+    return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *peers, *private, *COSTS)
 
 
 def _looks_for_attackers(record: RunRecord) -> bool:

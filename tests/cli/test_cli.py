@@ -683,7 +683,7 @@ def test_show_describes_a_part(cli: Callable[..., Answer]) -> None:
 
 def test_show_config_has_every_section(cli: Callable[..., Answer]) -> None:
     sections = json.loads(cli("show", "config", "--json").out)
-    assert list(sections) == ["", "data", "train", "evaluate", "engine"]
+    assert list(sections) == ["", "data", "train", "privacy", "evaluate", "engine"]
     assert all(field["help"] for fields in sections.values() for field in fields)
     text = cli("show", "config").out
     assert "[train]" in text and "batch_size" in text and "split.validation" in text and "[sweep]" in text

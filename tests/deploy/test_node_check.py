@@ -15,8 +15,9 @@ from holdfast.core.errors import ConfigError  # noqa: E402
 from holdfast.core.toml import to_toml  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
 from holdfast.deploy.node_check import examine_node  # noqa: E402
-from holdfast.deploy.privacy import Account, epsilon_of  # noqa: E402
+from holdfast.deploy.privacy import Account  # noqa: E402
 from holdfast.deploy.project import NodeSettings, open_node  # noqa: E402
+from holdfast.privacy.accounting import epsilon_of  # noqa: E402
 
 EXPERIMENT = """
 [data]
@@ -72,7 +73,7 @@ def test_each_fault_is_reported_by_its_own_check(home: Path) -> None:
 
 def test_the_nodes_privacy_as_a_number(home: Path) -> None:
     pytest.importorskip("opacus", reason="the accountant needs opacus: pip install 'holdfast[privacy]'")
-    with pytest.raises(ConfigError, match=r"has no \[privacy\]"):
+    with pytest.raises(ConfigError, match=r"neither node.toml nor the experiment has"):
         CliRunner().invoke(federation, ["privacy", str(home)], standalone_mode=False, catch_exceptions=False)
     (home / "node.toml").write_text((home / "node.toml").read_text() + "[privacy]\nnoise = 8.0\n")
     Account(home / "state").write([(4.0, 3)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 from threading import Thread
@@ -19,18 +18,13 @@ from flwr.app import Message  # noqa: E402
 
 from holdfast.core.errors import ConfigError, RunError  # noqa: E402
 from holdfast.core.types import UNDEFINED, Field  # noqa: E402
-from holdfast.deploy.privacy import (
-    Account,
-    Guard,
-    PrivacySettings,
-    epsilon_of,
-    noised,
-    secure_normal,
-)  # noqa: E402
+from holdfast.deploy.privacy import Account, Guard  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
+from holdfast.privacy.accounting import epsilon_of  # noqa: E402
+from holdfast.privacy.settings import PrivacySettings  # noqa: E402
 from holdfast.storage.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
-from tests.deploy.worlds import write_config  # noqa: E402
+from tests.deploy.worlds import assert_same_runs, same_bits, simulate, write_config  # noqa: E402
 
 UPDATE = {
     "update": Field("update", (4,)),
@@ -52,53 +46,6 @@ def reply() -> dict[str, torch.Tensor]:
         "count": torch.tensor([77.0]),
         "loss": torch.tensor([0.5]),
     }
-
-
-def test_a_long_update_is_shortened_as_a_whole_and_a_short_one_is_not() -> None:
-    long = noised({"a": torch.tensor([[3.0]]), "b": torch.tensor([[0.0, 4.0]])}, clip=1.0, noise=0.0)
-    assert torch.allclose(long["a"], torch.tensor([[0.6]])) and torch.allclose(
-        long["b"], torch.tensor([[0.0, 0.8]])
-    )
-    short = noised({"a": torch.tensor([[0.3, 0.4]])}, clip=1.0, noise=0.0)
-    assert torch.equal(short["a"], torch.tensor([[0.3, 0.4]])) and short["a"].dtype == torch.float32
-    assert torch.equal(noised({"a": torch.zeros(1, 3)}, 1.0, 0.0)["a"], torch.zeros(1, 3))
-    with pytest.raises(RunError, match="not finite; nothing is sent"):
-        noised({"a": torch.tensor([[float("nan")]])}, 1.0, 1.0)
-
-
-def test_noise_is_gaussian_of_the_right_size_and_never_the_same() -> None:
-    """Bounds of eight deviations of the estimates: they fail once in 10^14 times."""
-    n = 200_001
-    drawn = noised({"a": torch.zeros(1, n)}, clip=2.0, noise=1.5)["a"][0].double() / 3.0
-    assert abs(float(drawn.mean())) < 8 / math.sqrt(n) and abs(float(drawn.var()) - 1) < 8 * math.sqrt(2 / n)
-    for at in (-2.0, -0.5, 0.5, 2.0):
-        share, exact = float((drawn < at).double().mean()), 0.5 * (1 + math.erf(at / math.sqrt(2)))
-        assert abs(share - exact) < 8 * math.sqrt(exact * (1 - exact) / n)
-    halves = drawn[: n // 2], drawn[n // 2 : n - 1]  # both come from the same pairs
-    assert abs(float((halves[0] * halves[1]).mean())) < 8 / math.sqrt(n // 2)
-    torch.manual_seed(0)
-    first = secure_normal(5)
-    torch.manual_seed(0)
-    assert len(first) == 5 and not torch.equal(first, secure_normal(5))
-
-
-def test_epsilon_is_the_librarys_and_agrees_with_the_formula() -> None:
-    """Renyi differential privacy of a Gaussian: alpha / (2 sigma^2), times the releases; then the conversion
-    of Balle et al., 2020."""
-    sigma, times, delta = 2.0, 7, 1e-5
-    orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
-    best = min(
-        times * a / (2 * sigma**2) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in orders
-    )
-    assert epsilon_of([(sigma, times)], delta) == pytest.approx(best, rel=1e-9)
-    assert epsilon_of([(sigma, 3), (sigma, 4)], delta) == pytest.approx(best, rel=1e-9)
-    from opacus.accountants import RDPAccountant
-
-    library = RDPAccountant()
-    for _ in range(times):
-        library.step(noise_multiplier=sigma, sample_rate=1.0)
-    assert epsilon_of([(sigma, times)], delta) == pytest.approx(library.get_epsilon(delta), rel=1e-9)
-    assert epsilon_of([], delta) == 0 and epsilon_of([(0.0, 1)], delta) == math.inf
 
 
 def test_two_clients_data_are_two_clips_apart(tmp_path: Path) -> None:
@@ -247,3 +194,35 @@ def test_a_method_that_sends_more_is_refused_by_the_node(tmp_path: Path) -> None
         federate(
             write_config(tmp_path, "fedproto", rounds=1), tmp_path / "fed", tmp_path / "nodes", "noise = 0.5"
         )
+
+
+# ---- the simulator and a federation
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcap"])
+def test_the_simulator_has_the_numbers_of_nodes_that_clip_alike(method: str, tmp_path: Path) -> None:
+    """Without noise, which comes from other sources; the settings are in the nodes' node.toml, or in the
+    experiment."""
+    privacy = 'clip = 0.05\nnoise = 0.0\nothers = "send"'
+    plain = write_config(tmp_path, method, rounds=3, train="participation = 0.67")
+    private = write_config(
+        tmp_path, method, 3, "private", train=f"participation = 0.67\n[privacy]\n{privacy}"
+    )
+    simulate(private, tmp_path / "sim")
+    federate(plain, tmp_path / "fed", tmp_path / "nodes", privacy)
+    for round in (1, 2, 3):
+        here, there = Store(tmp_path / "sim").arrays(round), Store(tmp_path / "fed").arrays(round)
+        assert same_bits({name: here[name] for name in there}, there)
+    settings = {"config": str(private), "out": str(tmp_path / "both"), "deadline": 0.2, "join": 5.0}
+    serve(LocalGrid(tmp_path / "others", settings), settings)
+    assert_same_runs(tmp_path / "sim", tmp_path / "both", rounds=3)
+    counted = Store(tmp_path / "sim").arrays(3)["privacy/releases"]
+    assert [Account(tmp_path / "others" / f"node{c}").spent(1e-5)["participations"] for c in range(3)] == (
+        counted.tolist()
+    )
+
+
+def test_settings_of_node_and_experiment_that_differ_are_refused(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "fedavg", rounds=1, train="[privacy]\nnoise = 0.5")
+    with pytest.raises(RunError, match=r"\[privacy\] differs from the experiment's"):
+        federate(config, tmp_path / "fed", tmp_path / "nodes", "noise = 0.1")

@@ -9,8 +9,9 @@ import pytest
 
 from holdfast.core.registry import parts
 from holdfast.core.types import Schema
-from holdfast.deploy.privacy import epsilon_of, refused
 from holdfast.experiment.loop import Experiment
+from holdfast.privacy.accounting import epsilon_of
+from holdfast.privacy.protection import refused
 from tests.helpers import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"

@@ -1,0 +1,150 @@
+"""[privacy] in simulations: what honest clients send, what it costs, who stops, and what attackers do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("opacus", reason="the accountant needs opacus: pip install 'holdfast[privacy]'")
+
+from holdfast.core.errors import ConfigError  # noqa: E402
+from holdfast.experiment.runner import RunCallbacks  # noqa: E402
+from holdfast.privacy import accounting  # noqa: E402
+from holdfast.privacy.accounting import epsilon_of  # noqa: E402
+from holdfast.results.run import Run  # noqa: E402
+from holdfast.sweeps import session  # noqa: E402
+from tests.helpers import assert_same, everything, tiny  # noqa: E402
+
+One, All = Callable[..., Run], Callable[..., list[Run]]
+ONCE: dict[str, Any] = {"rounds": 1, "local_epochs": 1}
+
+
+def norms(run: Run, round: int = 1) -> torch.Tensor:
+    return run.store.arrays(round)["verdict/tables/norms"]
+
+
+def test_long_updates_are_clipped_and_short_ones_are_not(simulate: One) -> None:
+    plain = norms(simulate(train=ONCE))
+    clip = float(plain.median())
+    private = simulate(train=ONCE, privacy={"clip": clip, "noise": 0.0})
+    torch.testing.assert_close(norms(private), plain.clamp(max=clip))
+    assert private.final["accuracy"] > 0 and private.final["privacy/epsilon"] is None  # no noise
+
+
+def test_other_fields_are_withheld_or_sent_as_by_a_node(simulate: One) -> None:
+    bare = {"clip": 1e6, "noise": 0.0}
+    plain, sent, withheld = (
+        simulate(train=ONCE, privacy=privacy)
+        for privacy in (None, bare | {"others": "send"}, bare | {"others": "withhold"})
+    )
+    torch.testing.assert_close(everything(sent)["server/model"], everything(plain)["server/model"])
+    assert sent.metrics["loss/train"].item() > 0 == withheld.metrics["loss/train"].item()
+    shares = withheld.store.arrays(1)["verdict/weights"]
+    assert torch.equal(shares, torch.full_like(shares, 1 / 5))  # all say that they have one sample
+
+
+def test_noise_comes_from_the_runs_key_and_cells_of_a_sweep_keep_their_own(
+    simulate: One, simulate_all: All
+) -> None:
+    tables: list[dict[str, Any]] = [
+        {"privacy": privacy}
+        for privacy in (
+            None,
+            {"noise": 0.5},
+            {"noise": 0.5, "clip": 3.0},
+            {"noise": 0.0, "clip": 0.01},
+            {"noise": 2.0},
+        )
+    ] + [{"privacy": {"noise": 0.5}, "seed": 1}]
+    together = simulate_all(tables)
+    assert len({str(everything(run)["server/model"].tolist()) for run in together}) == len(tables)
+    for table, run in zip(tables, together, strict=True):
+        assert_same(everything(run), everything(simulate(**table)))
+
+
+def test_noise_has_the_size_that_is_asked_for(simulate: One) -> None:
+    """650 parameters: the length of the noise is within eight deviations (0.7 each) of sqrt(650);
+    the clipped update adds at most 0.01."""
+    run = simulate(train=ONCE, privacy={"clip": 0.01, "noise": 200.0})
+    size = run._experiment.network.layout.parameters
+    assert bool((norms(run) / 2 - size**0.5).abs().max() < 8 * 0.71)
+
+
+def test_epsilon_of_each_client_in_every_round(simulate: One) -> None:
+    run = simulate(train={"rounds": 3, "local_epochs": 1, "participation": 0.6}, privacy={"noise": 4.0})
+    told = torch.zeros(5, dtype=torch.int64)
+    for round in (1, 2, 3):
+        arrays = run.store.arrays(round)
+        told[arrays["took_part"]] += 1
+        assert torch.equal(arrays["privacy/releases"], told)
+        wanted = [epsilon_of([(2.0, int(n))], 1e-5) if n else 0.0 for n in told]
+        assert arrays["verdict/tables/epsilon"].tolist() == wanted
+        assert run.metrics["privacy/epsilon"][round - 1] == max(wanted)
+    table = run.table("epsilon")
+    assert list(table[table["round"] == 3]["value"]) == wanted and run.final["privacy/epsilon"] == max(wanted)
+
+
+def test_a_client_whose_budget_is_spent_does_not_answer(simulate: One) -> None:
+    limit = epsilon_of([(2.0, 2)], 1e-5) * 1.001
+    run = simulate(
+        train={"rounds": 4, "local_epochs": 1}, privacy={"noise": 4.0, "epsilon": limit, "others": "send"}
+    )
+    assert [len(run.store.arrays(round)["took_part"]) for round in (1, 2, 3, 4)] == [5, 5, 0, 0]
+    assert list(run.metrics["privacy/withheld"]) == [0, 0, 5, 5]
+    assert run.final["privacy/epsilon"] <= limit
+    assert "no client answered" in run.store.parts(4)[-1]["notes"][0]
+
+
+def test_a_resumed_run_has_the_same_bits_and_the_same_account(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(experiment: Any) -> None:
+        if experiment.committed == 2:
+            raise Killed
+
+    config = tiny(train={"rounds": 4, "participation": 0.6}, privacy={"noise": 1.0, "epsilon": 20.0})
+    session.start([("", config)], tmp_path / "whole")
+    with pytest.raises(Killed):
+        session.start([("", config)], tmp_path / "cut", RunCallbacks(moved=kill))
+    session.resume(tmp_path / "cut")
+    whole, cut = Run(tmp_path / "whole"), Run(tmp_path / "cut")
+    assert_same(everything(cut), everything(whole), 0)
+    assert cut.final["privacy/epsilon"] == whole.final["privacy/epsilon"] > 0
+
+
+def test_attackers_neither_clip_nor_add_noise_nor_stop(simulate: One) -> None:
+    attack = {"name": "sign-flip", "scale": 1e4, "clients": [1, 3]}
+    privacy = {"clip": 1e-3, "noise": 4.0, "epsilon": epsilon_of([(2.0, 1)], 1e-5) * 1.001}
+    run = simulate(attack=attack, train={"rounds": 2, "local_epochs": 1}, privacy=privacy)
+    assert norms(run)[[1, 3]].min() > 10 > 1 > norms(run)[[0, 2, 4]].max()
+    assert run.store.arrays(2)["took_part"].tolist() == [1, 3]
+    assert run.store.arrays(2)["privacy/releases"].tolist() == [1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"method": "fedproto"}, "privacy: '(prototypes|held)' would be sent"),
+        ({"model": {"name": "mlp", "hidden": 6, "batch_norm": True}}, "privacy: 'buffers' would be sent"),
+        ({"train": {"norm_cap": 5.0}}, "would be refused as a fault; raise train.norm_cap"),
+        ({"privacy": {"noise": -1}}, "privacy.noise: .*greater than or equal to 0"),
+        ({"privacy": {"nose": 1}}, "unknown key 'privacy.nose'; did you mean 'noise'"),
+    ],
+)
+def test_what_cannot_be_protected_is_one_line_before_anything_runs(
+    sections: dict[str, Any], message: str, simulate: One
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulate(**{"privacy": {"noise": 1.0}, **sections})
+
+
+def test_without_opacus_the_error_names_the_extra(simulate: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "find_spec", lambda name: None)
+    simulate(train=ONCE, privacy={"noise": 0.0})
+    with pytest.raises(ConfigError, match=r"pip install 'holdfast\[privacy\]'"):
+        simulate(train=ONCE, privacy={"noise": 1.0})
