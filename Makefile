@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread per process: the tests' tensors are tiny, and threads of several workers would fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-slow test-all lint bench soak browser dist clean
+.PHONY: demo test test-slow test-all lint bench soak browser dist docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.installed
@@ -55,9 +55,13 @@ dist: $(VENV)/.installed-dev
 	$(BIN)/python -m build --no-isolation --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 
+# The documentation site, in site/. A broken link or anchor, or a notebook that fails, fails the build.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
+
 # Leaves runs/ alone: results are not ours to throw away.
 clean:
-	rm -rf $(VENV) build dist holdfast.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site holdfast.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

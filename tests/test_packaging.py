@@ -3,12 +3,8 @@ outside the repository."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -18,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.version import __version__
+from tests.package import ROOT, build, empty_environment, only, shell
 
-ROOT = Path(__file__).parents[1]
 CONFIG = """
 [data]
 clients = 4
@@ -30,40 +26,9 @@ rounds = 2
 """
 
 
-def shell(*words: object, cwd: Path, **variables: str) -> str:
-    """What a command prints. PYTHONPATH is removed, because it would lead to the repository."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=kept | variables, text=True, capture_output=True
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make dist` builds: the source archive, and the wheel from the archive. Built from a copy, because
-    a build writes beside its sources."""
-    pytest.importorskip("build", reason="the package is built by build: pip install -e '.[dev]'")
-    folder = tmp_path_factory.mktemp("package")
-    left_out = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "runs", "site", "*.egg-info")
-    shutil.copytree(ROOT, folder / "source", ignore=left_out)
-    shell(
-        sys.executable,
-        "-m",
-        "build",
-        "--no-isolation",
-        "--outdir",
-        folder / "dist",
-        ".",
-        cwd=folder / "source",
-    )
-    return folder / "dist"
-
-
-def only(folder: Path, pattern: str) -> Path:
-    (found,) = folder.glob(pattern)
-    return found
+    return build(tmp_path_factory.mktemp("package"))
 
 
 def package_files() -> set[str]:
@@ -153,15 +118,7 @@ def use(python: Path, folder: Path) -> None:
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_environment(dist, tmp_path):
     """The wheel is installed; its dependencies are those of this environment, to save time."""
-    venv.create(tmp_path / "env", symlinks=True)
-    python = tmp_path / "env" / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps")
-    shell(*pip, only(dist, "*.whl"), cwd=tmp_path)
-    # A path in a .pth file is searched; .pth files in it, such as that of an editable holdfast, are not read.
-    packages = shell(
-        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
-    ).strip()
-    (Path(packages) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = empty_environment(tmp_path / "env", only(dist, "*.whl"))
     use(python, tmp_path / "elsewhere")
 
 
