@@ -25,6 +25,7 @@ ABOUT = {
     "api": ("holdfast from Python", ENTRY),
     "bench": ("timings of steps and rounds", ENTRY),
     "demo": ("the demonstration", ENTRY),
+    "interactive": ("runs in notebooks", RESULTS),
     "reproduction": ("tables of papers", RESULTS),
     "tuning": ("fair comparisons", RESULTS),
     "diagnostics": ("questions to a finished run", RESULTS),

@@ -25,9 +25,9 @@ from rich.console import Console
 
 import holdfast
 from holdfast.api import SweepCell, fresh_folder
-from holdfast.cli.progress import Follow
 from holdfast.core.progress import progress
 from holdfast.experiment.config_tables import assign, read_config
+from holdfast.interactive.progress import Follow
 from holdfast.report.table import Entry, Table, to_markdown, to_rich
 from holdfast.sweeps.grid import copied
 

@@ -13,24 +13,30 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from holdfast.api import open as open
     from holdfast.api import plan, resume, run, sweep, tune
     from holdfast.core.errors import HoldfastError
     from holdfast.core.registry import Part, load_plugin, register, setting
     from holdfast.data.handed.data import Data
+    from holdfast.interactive.run import Run
+    from holdfast.interactive.sweep import Sweep, SweepCell
     from holdfast.models.own_module import Model
-    from holdfast.results.run import Run, load
+    from holdfast.results.run import load
 
 # Public names and where they live; torch is imported when one of them is first used, not by `import
 # holdfast`.
 _HOMES = {
     "run": "holdfast.api",
-    "plan": "holdfast.api",
-    "resume": "holdfast.api",
     "sweep": "holdfast.api",
     "tune": "holdfast.api",
+    "plan": "holdfast.api",
+    "resume": "holdfast.api",
+    "open": "holdfast.api",
     "load": "holdfast.results.run",
-    "Run": "holdfast.results.run",
     "Data": "holdfast.data.handed.data",
+    "Run": "holdfast.interactive.run",
+    "Sweep": "holdfast.interactive.sweep",
+    "SweepCell": "holdfast.interactive.sweep",
     "Model": "holdfast.models.own_module",
     "Part": "holdfast.core.registry",
     "register": "holdfast.core.registry",
@@ -38,12 +44,15 @@ _HOMES = {
     "setting": "holdfast.core.registry",
     "HoldfastError": "holdfast.core.errors",
 }
+# Without `open`: `from holdfast import *` must not hide Python's own.
 __all__ = [
     "Data",
     "HoldfastError",
     "Model",
     "Part",
     "Run",
+    "Sweep",
+    "SweepCell",
     "load",
     "load_plugin",
     "plan",
@@ -60,3 +69,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'holdfast' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*_HOMES, "__version__"]

@@ -6,20 +6,27 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError
+from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.data import handed_again
+from holdfast.data.handed.kept import with_data
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import as_table, merge
+from holdfast.experiment.manifest import is_sweep, read_manifest
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.forecast.extrapolation import Forecast
 from holdfast.forecast.measure import forecast_cost
-from holdfast.results.run import Run
-from holdfast.storage.status import RunStatus
+from holdfast.interactive.interruption import stoppable
+from holdfast.interactive.opening import open_folder
+from holdfast.interactive.progress import shown, shown_status
+from holdfast.interactive.run import Run
+from holdfast.interactive.sweep import Sweep, SweepCell, cell_of
 from holdfast.sweeps.grid import configs
+from holdfast.sweeps.list_axes import laid_over
+from holdfast.sweeps.runner import resume_sweep
 from holdfast.sweeps.runner import sweep as run_sweep
 from holdfast.sweeps.session import resume as resume_runs
 from holdfast.sweeps.session import start
@@ -27,139 +34,231 @@ from holdfast.tracking.following import Make, tracked
 from holdfast.tracking.following import chosen as named
 from holdfast.tuning.tune import Tuned, Tuning
 
-Given = Mapping[str, Any] | str | Path
-"""A config as nested dicts, or the path of its TOML file."""
+__all__ = ["Run", "Sweep", "SweepCell", "fresh_folder", "open", "plan", "resume", "run", "sweep", "tune"]
+
+Given = Config | Mapping[str, Any] | str | Path
+"""A config: nested dicts, the path of a TOML file, or a Config."""
 
 
 def run(
-    config: Config | Given | None = None,
+    config: Given | None = None,
     out: str | Path | None = None,
     watch: RunCallbacks | None = None,
     track: Sequence[str | Make] = (),
+    progress: bool | None = None,
     **sections: Any,
 ) -> Run:
-    """Run one experiment and return it. `out` is its directory; by default a new one under runs/. `track`
-    names trackers that log its rounds ("tensorboard", "mlflow", "wandb"), or holds your own class
-    (holdfast.tracking.Tracker). Sections beside a config change only the keys that they name, as --set
-    does."""
-    chosen = (
-        _sole(config, sections) if isinstance(config, Config) else _one(merge(as_table(config), sections))
-    )
+    """Run one experiment and return it.
+
+    >>> run = holdfast.run(method="ditto", train={"rounds": 3}, data={"clients": 8})
+    >>> run.final["accuracy"]
+    >>> run = holdfast.run("config.toml", train={"rounds": 2})     # the file, but two rounds
+
+    Sections beside a config change only the keys that they name, as `--set` does. `out` is the directory of
+    the run; by default a new one under runs/. `track` names trackers that log its rounds ("tensorboard",
+    "mlflow", "wandb"), or holds your own class (holdfast.tracking.Tracker). A bar shows the progress on a
+    terminal and in a notebook; `progress=False` turns it off. Ctrl-C returns the run with the rounds that
+    are finished and says how to continue it; a second Ctrl-C raises."""
+    chosen = _one(_merged(config, sections))
     path = Path(out) if out is not None else fresh_folder()
-    with tracked(track, watch) as watching:
-        start([("", chosen)], path, watching)
+    with (
+        stoppable(f"holdfast.resume({str(path)!r}) continues the run") as stop,
+        shown(progress, watch) as watching,
+        tracked(track, watching) as followed,
+    ):
+        start([("", chosen)], path, followed)
+    if stop.pressed and not (path / "head.json").exists():
+        raise KeyboardInterrupt("no round was finished, so nothing was saved")
     return Run(path, chosen)
 
 
 def sweep(
-    config: Given,
+    config: Given | None = None,
     out: str | Path | None = None,
     shard: tuple[int, int] = (1, 1),
     retry: bool = False,
     watch: RunCallbacks | None = None,
     track: Sequence[str | Make] = (),
-) -> list[SweepCell]:
-    """Run all cells of a sweep together, or one shard of them. The same call continues a sweep that was
-    stopped.
+    progress: bool | None = None,
+    **sections: Any,
+) -> Sweep:
+    """Run a grid of experiments together, or one shard of it, and return all its cells.
 
-    `config` has a table "sweep" whose lists expand to a grid. Returns all cells of the grid with their
-    status. A cell that fails raises no exception; it runs again only with `retry`."""
-    cells = configs(as_table(config))
-    with tracked(track, watch) as watching:
-        statuses = run_sweep(
-            cells, Path(out) if out is not None else fresh_folder(), watching, shard=shard, retry=retry
+    >>> sweep = holdfast.sweep(
+    ...     method=["fedavg", Ditto(lam=0.5)], seed=[0, 1], train={"rounds": 3, "lr": [0.1, 0.01]}
+    ... )
+    >>> [cell.label for cell in sweep][:2]
+    ['fedavg seed=0 lr=0.1', 'fedavg seed=0 lr=0.01']
+    >>> sweep.frame, sweep.best(), sweep.plot()
+
+    A list where the config wants one value is an axis of the grid; for a setting that is a list itself
+    (`detectors`, `evaluate.metrics`) a list of lists is. A table "sweep" says the same with dotted keys:
+    `sweep={"method.name": ["fedavg", "ditto"]}`.
+
+    The same call continues a sweep that was stopped, also one over objects: give `out`. A cell that fails
+    raises no exception; it runs again only with `retry`. The other arguments are those of `run`."""
+    table = _merged(config, sections)
+    if not table.get("sweep"):
+        raise ConfigError(
+            "sweep: no setting has a list, so there is nothing to sweep over; give a list, such as"
+            " seed=[0, 1, 2], or use holdfast.run"
         )
-    return [_sweep_cell(run_status, chosen) for run_status, (_, chosen) in zip(statuses, cells, strict=True)]
-
-
-@dataclass(frozen=True)
-class SweepCell:
-    """One experiment of a sweep: its status (finished, diverged, failed, running elsewhere, other shard), the
-    last round, the reason of a failure, and its run if it has begun."""
-
-    label: str
-    status: str
-    round: int
-    reason: str | None
-    run: Run | None
-
-    @property
-    def final(self) -> dict[str, Any] | None:
-        """The final metrics; None if the cell has not ended."""
-        return self.run.final if self.run is not None and self.status in ("finished", "diverged") else None
-
-
-def _sweep_cell(run_status: RunStatus, config: Config) -> SweepCell:
-    run = Run(run_status.path, config) if (run_status.path / "manifest.json").exists() else None
-    return SweepCell(
-        run_status.label, run_status.shared or run_status.status, run_status.round, run_status.reason, run
+    cells = configs(table)
+    path = Path(out) if out is not None else fresh_folder()
+    with (
+        stoppable(f"the same call with out={str(path)!r} continues the sweep") as stop,
+        shown(progress, watch) as watching,
+        tracked(track, watching) as followed,
+    ):
+        statuses = run_sweep(cells, path, followed, shard=shard, retry=retry)
+    if stop.pressed:
+        return _so_far(path, [chosen for _, chosen in cells])
+    return Sweep(
+        path,
+        [cell_of(status, chosen) for status, (_, chosen) in zip(statuses, cells, strict=True)],
     )
 
 
 def tune(
-    config: Given,
-    budget: int,
+    config: Given | None = None,
+    budget: int | None = None,
     out: str | Path | None = None,
     under_attack: bool = False,
     retry: bool = False,
     watch: RunCallbacks | None = None,
     track: Sequence[str | Make] = (),
+    progress: bool | None = None,
+    **sections: Any,
 ) -> Tuned:
-    """Compare methods fairly: `budget` trials for every line of the table that `config` asks for, chosen on
-    the clients' validation data, then reported on test data with other seeds. The same call continues a
-    comparison that was stopped. Trackers log the runs of the report, not the trials."""
+    """Compare methods fairly: `budget` trials for every line of the table that the config asks for, chosen on
+    the clients' validation data, then reported on test data with other seeds.
+
+    >>> tuned = holdfast.tune(
+    ...     method=["fedavg", "ditto"], data={"split": {"train": 0.65, "validation": 0.1}}, budget=4
+    ... )
+    >>> print(tuned)
+
+    The same call with `out` continues a comparison that was stopped. Trackers log the runs of the report,
+    not the trials."""
+    if budget is None:
+        raise ConfigError("tune: give budget, the number of trials for every method, such as budget=8")
     named(track)
-    tuning = Tuning(as_table(config), budget, Path(out) if out is not None else fresh_folder(), under_attack)
-    choices = tuning.try_all(watch, retry=retry)
-    with tracked(track, watch) as watching:
-        return tuning.report(choices, watching, retry=retry)
+    path = Path(out) if out is not None else fresh_folder()
+    tuning = Tuning(_merged(config, sections), budget, path, under_attack)
+    with stoppable(f"the same call with out={str(path)!r} continues the comparison"):
+        with shown(progress, watch, "validation/accuracy") as watching:  # test data stays unseen in trials
+            choices = tuning.try_all(watching, retry=retry)
+        with shown(progress, watch) as watching, tracked(track, watching) as followed:
+            return tuning.report(choices, followed, retry=retry)
+    raise KeyboardInterrupt
 
 
 def plan(
-    config: Config | Given | None = None,
+    config: Given | None = None,
     out: str | Path | None = None,
     shard: tuple[int, int] = (1, 1),
     watch: RunCallbacks | None = None,
+    progress: bool | None = None,
     **sections: Any,
 ) -> Forecast:
-    """Forecast what `run` (or `sweep`, if the config has a table "sweep") would cost: seconds, memory, bytes
-    on disk. Runs a few short rounds beside `out` and leaves no files behind."""
-    if isinstance(config, Config):
-        cells = [("", _sole(config, sections))]
-    else:
-        cells = configs(merge(as_table(config), sections))
-    return forecast_cost(cells, Path(out) if out is not None else fresh_folder(), watch, shard=shard)
+    """Forecast what `run` (or `sweep`, if a setting has a list) would cost: seconds, memory, bytes on disk.
 
+    >>> forecast = holdfast.plan(method="ditto", train={"rounds": 500})
+    >>> forecast.seconds.total, forecast.disk.total
 
-def _sole(config: Config, sections: Mapping[str, Any]) -> Config:
-    if sections:
-        raise ConfigError("give a Config or sections, not both")
-    return config
-
-
-def _one(table: Mapping[str, Any]) -> Config:
-    if table.get("sweep"):
-        raise ConfigError('the config has a section "sweep", so it is a sweep; use holdfast.sweep')
-    return make_config({name: given for name, given in table.items() if name not in ("sweep", "tune")})
+    It runs a few short rounds beside `out` and leaves no files behind."""
+    cells = configs(_merged(config, sections))
+    with shown_status(progress, watch) as watching:
+        return forecast_cost(cells, Path(out) if out is not None else fresh_folder(), watching, shard=shard)
 
 
 def resume(
     path: str | Path,
     watch: RunCallbacks | None = None,
-    config: Config | Given | None = None,
+    config: Given | None = None,
     device: str | None = None,
     track: Sequence[str | Make] = (),
     data: Any = None,
-) -> Run | list[Run]:
-    """Continue a run that was stopped, or all runs of a sweep. If the config holds objects (a module, a
-    loss), pass it again; to continue a sweep of objects, call `sweep` again. `data` is needed where the run
-    was handed data in Python and its directory has no copy."""
-    chosen = config if isinstance(config, Config) or config is None else make_config(as_table(config))
-    handed = handed_again(data)
-    with tracked(track, watch) as watching:
-        results = resume_runs(Path(path), watching, device, config=chosen, data=handed)
-    runs = [Run(result["run_dir"], chosen, handed) for result in results]
-    return runs[0] if (Path(path) / "manifest.json").exists() else runs
+    progress: bool | None = None,
+    **sections: Any,
+) -> Run | Sweep:
+    """Continue a run or a sweep that was stopped, and return it.
+
+    >>> run = holdfast.resume("runs/first")
+    >>> run = holdfast.resume("runs/mine", model=holdfast.Model(Net, head="fc"))     # was given an object
+
+    A run that was given Python objects (a module, a loss) needs them again, as sections or in `config`; to
+    continue a sweep of objects, call `sweep` again. `data` is needed where data was handed over in Python and
+    the directory has no copy of it."""
+    folder, handed = Path(path), handed_again(data)
+    chosen = _again(folder, config, sections, handed)
+    many = is_sweep(folder)
+    with (
+        stoppable(f"holdfast.resume({str(folder)!r}) continues it") as stop,
+        shown(progress, watch) as watching,
+        tracked(track, watching) as followed,
+    ):
+        if many:
+            statuses = resume_sweep(folder, followed, device, data=handed)
+        else:
+            resume_runs(folder, followed, device, config=chosen, data=handed)
+    if not many:
+        return Run(folder, chosen, handed)
+    if stop.pressed:
+        return Sweep.opened(folder, handed)
+    return Sweep(folder, [cell_of(status, data=handed) for status in statuses])
+
+
+def open(path: str | Path) -> Run | Sweep:
+    """Open what a folder holds: a `Run`, or a `Sweep` for a sweep, a folder of runs or a finished `tune`.
+
+    >>> holdfast.open("runs/first")
+    Run(ditto on digits, 8 clients, round 3 of 3, finished, accuracy 0.8714: runs/first)
+    >>> holdfast.open("runs/table").frame
+
+    `holdfast.load` gives the metrics of many runs as one data frame instead."""
+    return open_folder(path)
+
+
+def _merged(config: Given | None, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with keyword sections laid over it, and its lists as axes of a grid."""
+    return laid_over(as_table(config), sections)
+
+
+def _one(table: Mapping[str, Any]) -> Config:
+    if table.get("sweep"):
+        keys = ", ".join(key for key in table["sweep"] if key != "override")
+        raise ConfigError(
+            f"the config has lists to sweep over ({keys}), so it is a sweep; use holdfast.sweep"
+        )
+    return make_config({name: given for name, given in table.items() if name not in ("sweep", "tune")})
+
+
+def _again(
+    folder: Path, config: Given | None, sections: Mapping[str, Any], data: Sequence[HandedOver]
+) -> Config | None:
+    """The config of a run that is given again; sections alone are laid over the one that it began with."""
+    if config is None and not sections:
+        return None
+    if is_sweep(folder):
+        raise ConfigError(
+            f"{folder} is a sweep; to give objects again call holdfast.sweep with the same config and out"
+        )
+    if isinstance(config, Config) and not sections:
+        return config
+    began = with_data(read_manifest(folder)["config"], folder, data) if config is None else as_table(config)
+    return make_config(merge(began, sections))
+
+
+def _so_far(path: Path, chosen: Sequence[Config]) -> Sweep:
+    """The cells of a sweep that was interrupted."""
+    if not is_sweep(path):
+        raise KeyboardInterrupt("no round was finished, so nothing was saved")
+    cells = Sweep.opened(path)
+    for cell, config in zip(cells, chosen, strict=True):
+        if cell.run is not None:
+            cell.run._config = config
+    return cells
 
 
 def fresh_folder(base: str | Path = "runs") -> Path:

@@ -85,8 +85,7 @@ def test_sections_a_table_and_a_config_are_the_same(tmp_path: Path) -> None:
         all(torch.equal(run.vector(1), runs[0].vector(1)) for run in runs)
         and runs[3].manifest["config"]["method"]["name"] == "ditto"
     )
-    with pytest.raises(ConfigError, match="not both"):
-        holdfast.run(config(), seed=3)
+    assert holdfast.run(config(), out=tmp_path / "e", seed=3).manifest["config"] == config(seed=3).plain()
 
 
 def test_a_keyword_section_changes_only_what_it_names(tmp_path: Path) -> None:
@@ -124,14 +123,13 @@ def test_a_config_may_be_the_path_of_a_file(tmp_path: Path) -> None:
     [
         ("no.toml", "config file not found: no.toml"),
         (["a"], "a table, a Config or the path of a TOML file, not ['a']"),
-        (config(), "a Config is one experiment"),
     ],
 )
 def test_an_invalid_config_is_refused_in_one_line(tmp_path: Path, wrong: Any, words: str) -> None:
     for run_with in (
         holdfast.sweep,
         lambda given, out: holdfast.tune(given, 1, out=out),
-        *([] if wrong == config() else [holdfast.run]),
+        holdfast.run,
     ):
         with pytest.raises(ConfigError) as error:
             run_with(wrong, out=tmp_path / "out")
@@ -196,8 +194,7 @@ def test_a_module_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     assert isinstance(whole.model(client=2), Net) and whole.model(client=2) is not module
     with monkeypatch.context() as patch:
         stop_in_round(2, patch)
-        with pytest.raises(KeyboardInterrupt):
-            holdfast.run(objects(make()), out=tmp_path / "cut")
+        assert holdfast.run(objects(make()), out=tmp_path / "cut").status == "begun"
     for use in (lambda: holdfast.resume(tmp_path / "cut"), lambda: holdfast.Run(tmp_path / "cut").model()):
         with pytest.raises(ConfigError) as error:
             use()

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.app import Opened, app, open_page, to_stderr, to_stdout
-from holdfast.cli.progress import Follow
 from holdfast.cli.runs import resumable
+from holdfast.interactive.progress import Follow
 
 
 @app.command()

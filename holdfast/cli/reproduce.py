@@ -29,8 +29,8 @@ from holdfast.cli.app import (
     to_stderr,
     to_stdout,
 )
-from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options
+from holdfast.interactive.progress import Follow
 
 if TYPE_CHECKING:
     from holdfast.reproduction.experiments import StudyGrid, StudyRequest

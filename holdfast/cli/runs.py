@@ -35,9 +35,9 @@ from holdfast.cli.app import (
 from holdfast.cli.live import Live, Port
 from holdfast.cli.live import check as check_live
 from holdfast.cli.live import follow as follow_live
-from holdfast.cli.progress import Follow
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import expand, write_atomically
+from holdfast.interactive.progress import Follow
 
 if TYPE_CHECKING:
     from holdfast.experiment.config import Config

@@ -24,9 +24,9 @@ from holdfast.cli.app import (
     print_json,
     to_stderr,
 )
-from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options, is_grid, read_cells, resumable, summarise
 from holdfast.core.errors import ConfigError
+from holdfast.interactive.progress import Follow
 
 if TYPE_CHECKING:
     from holdfast.experiment.config import Config

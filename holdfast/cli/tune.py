@@ -30,9 +30,9 @@ from holdfast.cli.app import (
     to_stderr,
     to_stdout,
 )
-from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options, new_folder
 from holdfast.cli.sweeps import say_failed
+from holdfast.interactive.progress import Follow
 
 if TYPE_CHECKING:
     from holdfast.tuning.tune import Tuned

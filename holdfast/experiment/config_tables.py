@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
 from holdfast.core.reading import bounded, read_toml
+from holdfast.core.registry import Part
 from holdfast.data.handed.data import Data, merged, section_of
 from holdfast.experiment.config import Config
 from holdfast.local.optimizers.base import Optimizer
@@ -41,6 +44,10 @@ _COMMON = {
 """Settings that every part of a kind has: a sweep over attacks keeps the same attackers, one over rules the
 same assumptions, one over server optimisers the learning rate, if one is set, one over schedules the
 warm-up."""
+
+
+class LaidOver(dict[str, Any]):
+    """A value of a sweep's axis that changes only the keys that it names, as a keyword section does."""
 
 
 def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -154,18 +161,28 @@ def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, An
 
 
 def as_table(config: Any) -> dict[str, Any]:
-    """What a caller gives as a config, where tables are wanted: tables, or the path of a TOML file."""
+    """What a caller gives as a config, as plain tables: tables, the path of a TOML file, or a Config."""
     if config is None or isinstance(config, Mapping):
         return dict(config or {})
     if isinstance(config, (str, os.PathLike)):
         return read_config(Path(config))
     if isinstance(config, Config):
-        raise ConfigError(
-            'a Config is one experiment, without a sweep; give a table with "sweep", or the path of a TOML'
-            " file"
-        )
+        return _set_fields(config)
     shown = repr(config).splitlines()[0][:60]
     raise ConfigError(f"the config must be a table, a Config or the path of a TOML file, not {shown}")
+
+
+def _set_fields(section: BaseModel) -> dict[str, Any]:
+    """What was set in a config, without the defaults; parts stay as they were given."""
+    given = {
+        name: getattr(section, name)
+        for name in type(section).model_fields
+        if name in section.model_fields_set
+    }
+    return {
+        name: _set_fields(value) if isinstance(value, BaseModel) and not isinstance(value, Part) else value
+        for name, value in given.items()
+    }
 
 
 def _default_of(section: str) -> dict[str, Any]:

@@ -31,11 +31,7 @@ def words(value: Any) -> str:
         rule, around = value.layers()
         return f"{words(rule)},wrap={'+'.join(map(words, around))}"
     if isinstance(value, Model):
-        said = {"head": value.head, "weights": value.weights, "weights_head": value.weights_head}
-        usual = {"head": "head", "weights": None, "weights_head": "file"}
-        return words(value.source) + "".join(
-            f",{name}={given}" for name, given in said.items() if given != usual[name]
-        )
+        return words(value.source) + "".join(f",{name}={given}" for name, given in _unusual(value).items())
     if isinstance(value, partial):
         given = [
             *map(_said, value.args),
@@ -64,6 +60,40 @@ def is_named(part: Part) -> bool:
 def spelt(value: Any, numbers: Numbers) -> str:
     """A value of a sweep as its label has it; what holds no objects is written as Python writes it."""
     return str(_spelt(value, numbers)) if _holds_objects(value) else str(value)
+
+
+def short(value: Any, numbers: Numbers) -> str:
+    """The same, in as few words as tell it from others: `ditto lam=0.5` for a table or a part, `norm+krum`
+    for a list."""
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        name = [short(value["name"], numbers)] if "name" in value else []
+        return " ".join([*name, *_pairs({key: value[key] for key in value if key != "name"}, numbers)])
+    if isinstance(value, (list, tuple)):
+        return "+".join(short(inner, numbers) for inner in value) if value else "none"
+    if not _holds_objects(value):
+        return str(value)
+    number = f"-{numbers[id(value)]}" if id(value) in numbers else ""
+    if isinstance(value, Wrapped):
+        rule, around = value.layers()
+        return f"{short(rule, numbers)}{number} wrap={short(around, numbers)}"
+    if isinstance(value, Model):
+        return " ".join([words(value.source) + number, *_pairs(_unusual(value), numbers)])
+    if isinstance(value, Part):
+        return " ".join([_title(value) + number, *_pairs(_told(value), numbers)])
+    return words(value) + number
+
+
+def _pairs(settings: Mapping[str, Any], numbers: Numbers, path: str = "") -> list[str]:
+    """lam=0.5, and lies.count=2 for a table in a table."""
+    out = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value and "name" not in value:
+            out += _pairs(value, numbers, f"{path}{key}.")
+        else:
+            out.append(f"{path}{key}={short(value, numbers)}")
+    return out
 
 
 def numbered(values: Iterable[Any]) -> dict[int, int]:
@@ -176,32 +206,42 @@ def _own_words(value: Any) -> str | None:
     return None if _ADDRESS.search(said) or len(said) > _LONGEST or "\n" in said else said.replace(" ", "")
 
 
+def _unusual(model: Model) -> dict[str, Any]:
+    """What was asked of a model beyond its source."""
+    said = {"head": model.head, "weights": model.weights, "weights_head": model.weights_head}
+    usual = {"head": "head", "weights": None, "weights_head": "file"}
+    return {name: given for name, given in said.items() if given != usual[name]}
+
+
 def _settings(value: Any) -> str:
-    """(lam=0.5): what tells an object from others of its kind, as far as it can be read; empty where there is
-    nothing to tell."""
-    found: Mapping[str, Any]
+    """(lam=0.5); empty where there is nothing to tell."""
+    found = _told(value)
+    return f"({','.join(f'{name}={_said(given)}' for name, given in found.items())})" if found else ""
+
+
+def _told(value: Any) -> Mapping[str, Any]:
+    """What tells an object from others of its kind, as far as it can be read."""
     if isinstance(value, Part):
         usual = {
             name: field.get_default(call_default_factory=True)
             for name, field in type(value).model_fields.items()
         }
-        found = {
+        return {
             name: given
             for name, given in value.settings().items()
             if identity(given) != identity(usual[name])
         }
-    elif isinstance(value, FunctionType):
-        found = _simple(_bound(value))
-    elif isinstance(value, type):
-        found = {}
-    else:
-        public = {
+    if isinstance(value, FunctionType):
+        return _simple(_bound(value))
+    if isinstance(value, type):
+        return {}
+    return _simple(
+        {
             name: given
             for name, given in getattr(value, "__dict__", {}).items()
             if not name.startswith("_") and name != "training"
         }
-        found = _simple(public)
-    return f"({','.join(f'{name}={_said(given)}' for name, given in found.items())})" if found else ""
+    )
 
 
 def _bound(function: FunctionType) -> dict[str, Any]:

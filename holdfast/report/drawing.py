@@ -60,6 +60,18 @@ def write_drawings(drawings: Sequence[Drawing], path: Path) -> None:
 
 def file_content(drawings: Sequence[Drawing], form: str) -> bytes:
     """The file of one or several figures in one of the formats."""
+    figure = figure_of(drawings)
+    from matplotlib import rc_context
+
+    with rc_context(_STYLE):
+        dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        out = io.BytesIO()
+        figure.savefig(out, format=form, metadata=dates.get(form))
+    return out.getvalue()
+
+
+def figure_of(drawings: Sequence[Drawing]) -> Any:
+    """A matplotlib Figure with the drawings one above the other."""
     check_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -71,7 +83,4 @@ def file_content(drawings: Sequence[Drawing], form: str) -> bytes:
         parts = figure.subfigures(len(drawings), 1, height_ratios=heights, squeeze=False)[:, 0]
         for drawing, part in zip(drawings, parts, strict=True):
             drawing.draw(part)
-        dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        out = io.BytesIO()
-        figure.savefig(out, format=form, metadata=dates.get(form))
-    return out.getvalue()
+    return figure

@@ -68,9 +68,12 @@ class Group:
 class SweepFolder:
     def __init__(self, path: Path, cells: Sequence[tuple[str, Config]]):
         self.path = Path(path)
+        names = self._names([config for _, config in cells]) or [
+            (label, folder_name(number, len(cells), label)) for number, (label, _) in enumerate(cells)
+        ]
         self.cells = [
-            CellFolder(label, self.path / folder_name(number, len(cells), label), config)
-            for number, (label, config) in enumerate(cells)
+            CellFolder(label, self.path / folder, config)
+            for (label, folder), (_, config) in zip(names, cells, strict=True)
         ]
         engines = {json.dumps(config.plain()["engine"], sort_keys=True) for _, config in cells}
         if len(engines) > 1:
@@ -78,6 +81,16 @@ class SweepFolder:
                 "sweep: experiments that run together share all settings of [engine]; do not sweep over"
                 " engine"
             )
+
+    def _names(self, configs: Sequence[Config]) -> list[tuple[str, str]]:
+        """Return label and folder of every cell of the sweep that is there already, if it is this one: an
+        earlier version may have labelled its cells in other words."""
+        there = listed(self.path)
+        here = [{"label": "", "config": json.loads(as_json(config.plain()))} for config in configs]
+        plain = all(re.fullmatch(r"\d{3,9}(-[^/\0]*)?", cell["folder"]) for cell in there)
+        if not plain or len(there) != len(here) or _other_setting(there, here):
+            return []
+        return [(cell["label"], cell["folder"]) for cell in there]
 
     def check(self) -> None:
         """Check that the directory is free or holds this sweep; a run or another sweep is refused, with the
@@ -245,6 +258,11 @@ def _difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
             f"it has no '{label}'" for label in new if label not in old
         ]
         return f"{len(old)} cells, but the config gives {len(new)}" + (f" ({only[0]})" if only else "")
+    return _other_setting(there, here)
+
+
+def _other_setting(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
+    """Describe the first setting in which two lists of cells differ."""
     for before, now in zip(there, here, strict=True):
         was, wanted = flatten(json.loads(as_json(completed(before["config"])))), flatten(now["config"])
         for key in dict.fromkeys([*was, *wanted]):

@@ -14,10 +14,12 @@ from holdfast.core.errors import ConfigError, HoldfastError, suggest
 from holdfast.core.registry import parts
 from holdfast.data.handed.data import data_of
 from holdfast.experiment.config import Config, make_config
-from holdfast.experiment.config_tables import PART_SECTIONS, assign, rank
-from holdfast.experiment.object_names import Numbers, numbered, spelt
+from holdfast.experiment.config_tables import PART_SECTIONS, LaidOver, assign, merge, rank
+from holdfast.experiment.object_names import Numbers, numbered, short, spelt
 
 Settings = dict[str, Any]
+_TOLD_BY_NAME = PART_SECTIONS - {"loss"}
+"""Parts whose names say what they are; a function that is a loss may have any name."""
 MOST_CELLS = 100_000  # limit of a grid: a few lines of a file may ask for any number
 
 
@@ -26,7 +28,8 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Settings]]:
     cell with an empty label."""
     cells = combinations(table)
     numbers = _numbers(cells)
-    return [(label(chosen, numbers), cell) for chosen, cell in cells]
+    labels = _unique([label(chosen, numbers) for chosen, _ in cells])
+    return [(name, cell) for name, (_, cell) in zip(labels, cells, strict=True)]
 
 
 def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
@@ -66,7 +69,10 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
         chosen = dict(zip(axes, combination, strict=True))
         cell = copied(base)
         for path in sorted(chosen, key=rank):
-            assign(cell, path, chosen[path])
+            if isinstance(value := chosen[path], LaidOver):
+                cell = merge(cell, _nested(path, value))
+            else:
+                assign(cell, path, value)
         for override in overrides:
             _override(cell, override)
         cells.append((chosen, cell))
@@ -94,17 +100,40 @@ def copied(table: Any) -> Any:
     """Copy tables and lists; objects (a module, a loss) stay the same ones, so that cells that share them can
     be fused."""
     if isinstance(table, Mapping):
-        return {key: copied(value) for key, value in table.items()}
+        same = {key: copied(value) for key, value in table.items()}
+        return LaidOver(same) if isinstance(table, LaidOver) else same
     return [copied(value) for value in table] if isinstance(table, list) else table
 
 
 def label(chosen: Mapping[str, Any], numbers: Numbers | None = None) -> str:
-    """Return what distinguishes a cell from its neighbours: 'ditto seed=1'."""
-    said = {path: spelt(value, numbers or {}) for path, value in chosen.items()}
-    return " ".join(
-        words if path.endswith(".name") else f"{path.rpartition('.')[2]}={words}"
-        for path, words in said.items()
-    )
+    """Return what distinguishes a cell from its neighbours: 'ditto lam=0.1 seed=1'."""
+    return " ".join(_words(path, value, numbers or {}) for path, value in chosen.items())
+
+
+def _words(path: str, value: Any, numbers: Numbers) -> str:
+    key = path.rpartition(".")[2]
+    if key == "name" and "." in path:
+        return spelt(value, numbers)
+    if key in _TOLD_BY_NAME or key == "data":
+        return short(value, numbers)
+    return f"{key}={short(value, numbers)}"
+
+
+def _unique(labels: list[str]) -> list[str]:
+    """Number the labels that occur more than once, from the second on."""
+    met: dict[str, int] = {}
+    out = []
+    for name in labels:
+        met[name] = met.get(name, 0) + 1
+        out.append(name if met[name] == 1 else f"{name} #{met[name]}")
+    return out
+
+
+def _nested(path: str, value: Any) -> Settings:
+    """Return {"data": {"partition": value}} for data.partition."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
 
 
 def _numbers(cells: list[tuple[Settings, Settings]]) -> Numbers:

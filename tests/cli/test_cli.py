@@ -19,10 +19,10 @@ import pytest
 
 from holdfast.cli.app import reflow
 from holdfast.cli.part_text import example
-from holdfast.cli.progress import Follow
 from holdfast.core import registry
 from holdfast.core.registry import KINDS, describe, parts
 from holdfast.experiment.config import make_config
+from holdfast.interactive.progress import Follow
 from holdfast.results.run import load
 from tests.cli.commands import HERE, Answer, refused
 

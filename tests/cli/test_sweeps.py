@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from holdfast.cli import main
-from holdfast.cli.progress import Follow
 from holdfast.engine.simulator import Simulator
+from holdfast.interactive.progress import Follow
 from holdfast.report.page import render
 from holdfast.report.read_runs import read_records
 from tests.cli.commands import HERE, Answer, refused

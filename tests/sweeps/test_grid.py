@@ -220,38 +220,44 @@ def scaled(tau: float) -> Any:
         (
             "model",
             [Model(Net, head=None), Model(Net(7)), Model(partial(Net, width=9))],
-            ["Net,head=None", "Net(width=7)", "Net(width=9)"],
+            ["Net head=none", "Net(width=7)", "Net(width=9)"],
         ),
         ("model", [Model(nn.Identity()), Model(nn.Identity())], ["Identity-1", "Identity-2"]),
         (
             "train.loss",
             [my_loss, scaled(0.5), scaled(2.0), Focal(1.5)],
-            ["my_loss", "loss(tau=0.5)", "loss(tau=2.0)", "Focal(gamma=1.5)"],
+            ["loss=my_loss", "loss=loss(tau=0.5)", "loss=loss(tau=2.0)", "loss=Focal(gamma=1.5)"],
         ),
         (
             "train.loss",
             ["cross-entropy", lambda n, b: 1, lambda n, b: 2],
-            ["cross-entropy", "lambda-1", "lambda-2"],
+            ["loss=cross-entropy", "loss=lambda-1", "loss=lambda-2"],
         ),
         (
             "method",
-            [FedAvg(), Ditto(), Ditto(lam=0.5), Mine(lam=2.0)],
-            ["fedavg", "ditto", "ditto(lam=0.5)", "Mine(lam=2.0)"],
+            [FedAvg(), Ditto(), Ditto(lam=0.5), {"name": "ditto", "lam": 0.1}, Mine(lam=2.0)],
+            ["fedavg", "ditto", "ditto lam=0.5", "ditto lam=0.1", "Mine lam=2.0"],
         ),
         (
             "aggregator",
-            [NearestNeighbourMixing()(Krum(f=0.2)), {"name": "krum"}],
-            ["krum(f=0.2),wrap=nnm", "{'name': 'krum'}"],
+            [NearestNeighbourMixing()(Krum(f=0.2)), {"name": "krum"}, {"name": "mean", "wrap": ["nnm"]}],
+            ["krum f=0.2 wrap=nnm", "krum", "mean wrap=nnm"],
         ),
-        ("detectors", [[Norm(), "norm"], []], ["[norm, 'norm']", "[]"]),
-        ("data.dir", [Path("/a/b"), None], ["/a/b", "None"]),
+        (
+            "attack",
+            [None, {"name": "lie", "clients": [0, 1], "lies": {"count": 2.0}}],
+            ["none", "lie clients=0+1 lies.count=2.0"],
+        ),
+        ("data.partition", ["iid", {"name": "dirichlet", "beta": 0.3}], ["iid", "dirichlet beta=0.3"]),
+        ("detectors", [[Norm(), "norm"], []], ["detectors=norm+norm", "detectors=none"]),
+        ("data.dir", [Path("/a/b"), None], ["dir=/a/b", "dir=none"]),
+        ("method", ["ditto", "ditto"], ["ditto", "ditto #2"]),
     ],
 )
-def test_objects_have_labels_that_another_process_gives_them_too(
+def test_labels_are_short_and_another_process_gives_them_too(
     path: str, values: list[Any], words: list[str]
 ) -> None:
-    key = path.rpartition(".")[2]
-    assert [label for label, _ in expand({"sweep": {path: values}})] == [f"{key}={word}" for word in words]
+    assert [label for label, _ in expand({"sweep": {path: values}})] == words
 
 
 def test_configs_distinguish_objects_as_their_labels_do() -> None:

@@ -132,8 +132,8 @@ def test_the_report_is_the_sweep_with_overrides() -> None:
         label: (config.train.lr, config.parts().method.settings().get("lam"))
         for label, config in configs(table)
     }
-    assert len(made) == 12 and made["method=fedavg attack=ipm seed=2"] == (0.1, None)
-    assert made["method=ditto attack=none seed=0"] == made["method=ditto attack=ipm seed=1"] == (0.2, 3.0)
+    assert len(made) == 12 and made["fedavg ipm seed=2"] == (0.1, None)
+    assert made["ditto none seed=0"] == made["ditto ipm seed=1"] == (0.2, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
-"""Shows progress on stderr: bars on a terminal, a few plain lines elsewhere."""
+"""Shows progress: bars on a terminal or in a notebook. Elsewhere commands print a few plain lines, and Python
+nothing."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from holdfast.core.errors import in_print
+from holdfast.interactive.notebook import NotebookBars, in_notebook
 
 if TYPE_CHECKING:
     from holdfast.experiment.loop import Experiment
@@ -22,9 +26,15 @@ MOST_BARS = 12  # a sweep of more cells than this has one bar for all
 class Follow:
     """Follows running experiments. Use it as a context manager and pass `watch()` to the session."""
 
-    def __init__(self, console: Console, unit: str = "rounds", figure: str = "accuracy"):
-        self.console, self.unit, self.metric = console, unit, figure
-        self.live = sys.stderr.isatty()
+    def __init__(
+        self,
+        console: Console,
+        unit: str = "rounds",
+        figure: str = "accuracy",
+        notebook: NotebookBars | None = None,
+    ):
+        self.console, self.unit, self.metric, self.notebook = console, unit, figure, notebook
+        self.live = sys.stderr.isatty() or notebook is not None
         self.total = 0
         self.done: dict[int, int] = {}  # by experiment: committed rounds
         self.accuracy: dict[int, float] = {}
@@ -38,7 +48,7 @@ class Follow:
             TextColumn("{task.fields[figure]}"),
             TimeRemainingColumn(compact=True),
             console=console,
-            disable=not self.live,
+            disable=not self.live or notebook is not None,
         )
 
     def watch(self) -> RunCallbacks:
@@ -53,9 +63,14 @@ class Follow:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.progress.stop()
+        if self.notebook is not None:
+            self.notebook.show(self.progress.tasks, at_once=True)
 
     def say(self, line: str) -> None:
-        self.console.print(line, markup=False, style="dim")
+        if self.notebook is not None:
+            self.notebook.say(line)
+        else:
+            self.console.print(line, markup=False, style="dim")
 
     def planned(self, experiments: list[Experiment]) -> None:
         """Add bars; called once for each group of experiments that run together, one group after the
@@ -96,6 +111,8 @@ class Follow:
             self.progress.update(
                 self.bars[id(experiment)], advance=committed - before, figure=self._figure(experiment)
             )
+            if self.notebook is not None:
+                self.notebook.show(self.progress.tasks)
         else:
             self._line()
 
@@ -125,3 +142,53 @@ class Follow:
         return (
             f"{self.metric} {low:.3f}" if len(accuracies) == 1 else f"{self.metric} {low:.3f} to {high:.3f}"
         )
+
+
+@contextmanager
+def shown(
+    progress: bool | None, watch: RunCallbacks | None, figure: str = "accuracy"
+) -> Iterator[RunCallbacks]:
+    """What follows runs that are started from Python: bars in a notebook or on a terminal, nothing elsewhere
+    or where `progress` is False, and what the caller has given."""
+    from holdfast.experiment.runner import RunCallbacks
+
+    given = watch or RunCallbacks()
+    notebook = NotebookBars() if in_notebook() else None
+    if progress is False or notebook is None and not (progress or sys.stderr.isatty()):
+        yield given
+        return
+    console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, force_jupyter=False)
+    with Follow(console, figure=figure, notebook=notebook) as follow:
+        yield _both(follow.watch(), given)
+
+
+@contextmanager
+def shown_status(progress: bool | None, watch: RunCallbacks | None) -> Iterator[RunCallbacks]:
+    """The same for a forecast, which says what it does and has no rounds to count."""
+    from holdfast.experiment.runner import RunCallbacks
+
+    given = watch or RunCallbacks()
+    if progress is False or in_notebook() or not (progress or sys.stderr.isatty()):
+        yield given
+        return
+    console = Console(stderr=True, highlight=False, emoji=False)
+    with console.status("building") as status:
+        yield _both(RunCallbacks(say=lambda line: status.update(escape(in_print(line)))), given)
+
+
+def _both(first: RunCallbacks, second: RunCallbacks) -> RunCallbacks:
+    from holdfast.experiment.runner import RunCallbacks
+
+    def say(line: str) -> None:
+        first.say(line)
+        second.say(line)
+
+    def moved(experiment: Experiment) -> None:
+        first.moved(experiment)
+        second.moved(experiment)
+
+    def planned(experiments: list[Experiment]) -> None:
+        first.planned(experiments)
+        second.planned(experiments)
+
+    return RunCallbacks(say, moved, planned)

@@ -1,0 +1,122 @@
+"""A run as Python holds it: what is read from its folder, and pictures, a page and files made of it."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.interactive.export import export_run
+from holdfast.interactive.figure import check_metric, curve_figure
+from holdfast.interactive.notebook import facts_table
+from holdfast.report.page import write_page
+from holdfast.results import run as saved
+from holdfast.results.run import name_of
+from holdfast.storage.status import RunStatus, run_status
+
+
+class Run(saved.Run):
+    """One run on disk, finished or not.
+
+    >>> run = holdfast.run(method="ditto", train={"rounds": 3})
+    >>> run.status, run.final["accuracy"]
+    >>> run.metrics[["round", "accuracy"]]       # one row per round
+    >>> run.clients()                            # one row per client, after the last round
+    >>> run.model(client=7)                      # a torch module
+    >>> run.plot()                               # a matplotlib figure
+
+    `holdfast.Run(path)` opens a run again; so does `holdfast.open(path)`. Reading needs no lock: committed
+    files do not change."""
+
+    @property
+    def status(self) -> str:
+        """In one word: not begun, begun, finished, diverged or failed.
+
+        >>> holdfast.open("runs/first").status
+        'finished'"""
+        return self._run_status.status
+
+    @property
+    def _run_status(self) -> RunStatus:
+        return run_status(self.path, self.manifest["label"])
+
+    def __repr__(self) -> str:
+        about = self._about()
+        said = [
+            f"{about['method']} on {about['data']}",
+            f"{about['clients']} clients",
+            f"round {about['rounds']}",
+            about["status"],
+            *([f"accuracy {about['accuracy']}"] if "accuracy" in about else []),
+        ]
+        return f"Run({', '.join(said)}: {self.path})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return facts_table(self._about() | {"folder": self.path})
+
+    def _about(self) -> dict[str, str]:
+        config, accuracy = self.manifest["config"], self.accuracy
+        parts = [name_of(config[kind]) for kind in ("method", "aggregator")]
+        about = {
+            "method": " with ".join(filter(None, parts)),
+            "data": str(config["data"]["name"]),
+            "attack": name_of(config["attack"]) or "none",
+            "clients": str(self.manifest.get("clients", "?")),
+            "rounds": f"{self.round} of {config['train']['rounds']}",
+            "status": self._run_status.words,
+        }
+        return about if accuracy is None else about | {"accuracy": f"{accuracy:.4f}"}
+
+    @property
+    def accuracy(self) -> float | None:
+        """The headline accuracy, in [0, 1]; of an unfinished run that of its last evaluation. None before
+        the first."""
+        result = self.store.result()
+        if result is not None:
+            return result["final"].get("accuracy")
+        seen = [part["metrics"].get("accuracy") for part in self.store.parts(self.round)]
+        return next((value for value in reversed(seen) if value is not None), None)
+
+    def plot(self, metric: str | Sequence[str] = "accuracy") -> Any:
+        """Draw one or several columns of `metrics` over the rounds, and return a matplotlib Figure.
+
+        >>> run.plot().savefig("accuracy.pdf")
+        >>> run.plot(["accuracy/global", "accuracy/personal"])
+
+        A notebook shows the figure. matplotlib comes with `pip install 'holdfast[figures]'`."""
+        asked, frame = [metric] if isinstance(metric, str) else list(metric), self.metrics
+        lines = []
+        for name in asked:
+            check_metric(name, [column for column in frame.columns if column != "round"])
+            points = frame[["round", name]].dropna().astype(float).itertuples(index=False)
+            label = name_of(self.manifest["config"]["method"]) if len(asked) == 1 else name
+            lines.append((str(label), [(int(round), value, value, value) for round, value in points]))
+        return curve_figure(lines, asked[0] if len(asked) == 1 else asked[0].partition("/")[0], asked)
+
+    def report(self, open: bool = False) -> Path:
+        """Write the page about this run, report.html in its folder, and return its path; `open` shows it in
+        a browser.
+
+        >>> run.report(open=True)
+        PosixPath('runs/first/report.html')"""
+        return _opened(write_page(self.path), open)
+
+    def export(self, folder: str | Path, clients: Sequence[int] | None = None) -> Path:
+        """Write what other programs read into a new or an empty folder, and return the folder.
+
+        >>> run.export("for-the-paper")
+        >>> run.export("two-models", clients=[0, 7])
+
+        It gets config.toml, metrics.csv and metrics.parquet (the columns of `metrics`), clients.csv (of
+        `clients()`), final.json, and models/ with safetensors files by the names of the module's tensors:
+        global.safetensors, where the method has a global model, and client-7.safetensors for each of
+        `clients`; by default all, where the method makes a model for each client."""
+        return export_run(self, Path(folder), clients)
+
+
+def _opened(page: Path, wanted: bool) -> Path:
+    if wanted:
+        webbrowser.open(page.resolve().as_uri())
+    return page
