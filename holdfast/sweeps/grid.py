@@ -15,7 +15,7 @@ from holdfast.core.registry import parts
 from holdfast.data.handed.data import data_of
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import PART_SECTIONS, LaidOver, assign, merge, rank
-from holdfast.experiment.object_names import Numbers, numbered, short, spelt
+from holdfast.experiment.object_names import Numbers, numbered, short
 
 Settings = dict[str, Any]
 _TOLD_BY_NAME = PART_SECTIONS - {"loss"}
@@ -111,12 +111,11 @@ def label(chosen: Mapping[str, Any], numbers: Numbers | None = None) -> str:
 
 
 def _words(path: str, value: Any, numbers: Numbers) -> str:
-    key = path.rpartition(".")[2]
-    if key == "name" and "." in path:
-        return spelt(value, numbers)
-    if key in _TOLD_BY_NAME or key == "data":
-        return short(value, numbers)
-    return f"{key}={short(value, numbers)}"
+    key = path.removesuffix(".name").rpartition(".")[2]
+    words = short(value, numbers)
+    if path.endswith(".name") or key in _TOLD_BY_NAME or key == "data":
+        return f"{key}=none" if words == "none" and key != "attack" else words
+    return f"{key}={words}"
 
 
 def _unique(labels: list[str]) -> list[str]:
