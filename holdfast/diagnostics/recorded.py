@@ -32,7 +32,7 @@ def diagnose(run: Run, what: str, round: int | None = None) -> Diagnosis:
     if run.declared_tables.kind(what) == "members":
         return _members(run, frame, title, note)
     if "class" in frame:
-        return _matches(frame, title, note, _round(frame, round))
+        return _matches(run, frame, title, note, _round(frame, round))
     if "other" in frame:
         return _pairs(run, frame, title, note, _round(frame, round), what)
     return _over_rounds(run, frame, what, title, note)
@@ -126,7 +126,7 @@ def _pairs(run: Run, frame: pd.DataFrame, title: str, note: str, round: int, wha
     legend = ("0", f"{100 * most:.3g} %" if share else f"{most:.3g}")
     words = ("model of", "member" if run.declared_tables.kind(what) == "votes" else "client")
     unit = " In per cent." if share else ""
-    heads, names = _marked(wide.columns, bad), _marked(wide.index, bad)
+    heads, names = _marked(run, wide.columns, bad), _marked(run, wide.index, bad)
     cells = MatrixFigure(
         title, f"{note} Round {round}.{unit}{_stars(bad)}", values, heads, names, words, texts, legend, most
     )
@@ -144,13 +144,13 @@ def _largest(one: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _matches(frame: pd.DataFrame, title: str, note: str, round: int) -> Diagnosis:
+def _matches(run: Run, frame: pd.DataFrame, title: str, note: str, round: int) -> Diagnosis:
     one = frame[frame["round"] == round]
     wide = one.pivot(index="client", columns="class", values="value")
     bad = set(frame.loc[frame["malicious"], "client"])
     values = [[0.0 if np.isnan(v) else 0.1 if v < 0 else 0.25 for v in wide[name]] for name in wide]
     texts = [["" if np.isnan(v) else "none" if v < 0 else f"{v:.0f}" for v in wide[name]] for name in wide]
-    heads, names = list(map(str, wide.columns)), _marked(wide.index, bad)
+    heads, names = list(map(str, wide.columns)), _marked(run, wide.index, bad)
     cells = MatrixFigure(
         title, f"{note} Round {round}.{_stars(bad)}", values, heads, names, ("class", "client"), texts
     )
@@ -183,7 +183,7 @@ def _calendar(
         values[row.round - 1][clients.index(row.client)] = shade(row)
     texts = [[""] * len(clients) for _ in rounds]
     bad = set(frame.loc[frame["malicious"], "client"])
-    heads, names = [str(round) for round in rounds], _marked(clients, bad)
+    heads, names = [str(round) for round in rounds], _marked(run, clients, bad)
     return MatrixFigure(title, note + _stars(bad), values, heads, names, ("round", "client"), texts).shown()
 
 
@@ -196,8 +196,8 @@ def _round(frame: pd.DataFrame, asked: int | None) -> int:
     return int(there[-1] if asked is None else asked)
 
 
-def _marked(ids: Sequence[int] | pd.Index, bad: set[int]) -> list[str]:
-    return [f"{client}*" if client in bad else str(client) for client in ids]
+def _marked(run: Run, ids: Sequence[int] | pd.Index, bad: set[int]) -> list[str]:
+    return [f"{run.client_name(client)}{'*' if client in bad else ''}" for client in ids]
 
 
 def _stars(bad: set[int]) -> str:

@@ -88,6 +88,15 @@ def make_run_context(
     )
 
 
+def check_global_test(config: Config, federation: Federation) -> None:
+    """Refuse a common test set where the data has none."""
+    if config.evaluate.test == "global" and len(federation.samples) and not len(federation.global_test.row):
+        raise ConfigError(
+            'evaluate.test = "global": the data has no test set; give one, or leave it out to test every'
+            " client on samples of its own"
+        )
+
+
 def measured_models(config: Config, parts: Parts) -> tuple[str, ...]:
     """The models to evaluate: those of the method that the config asks for."""
     return tuple(model for model in parts.method.models if model in config.evaluate.models)

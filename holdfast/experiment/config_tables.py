@@ -16,7 +16,7 @@ from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
 from holdfast.core.reading import bounded, read_toml
 from holdfast.core.registry import Part
-from holdfast.data.handed.data import Data, merged, section_of
+from holdfast.data.handed.data import Data, data_of, merged, section_of
 from holdfast.experiment.config import Config
 from holdfast.local.optimizers.base import Optimizer
 from holdfast.local.schedules import Schedule
@@ -163,7 +163,7 @@ def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, An
 def as_table(config: Any) -> dict[str, Any]:
     """What a caller gives as a config, as plain tables: tables, the path of a TOML file, or a Config."""
     if config is None or isinstance(config, Mapping):
-        return dict(config or {})
+        return _with_data_read(dict(config or {}))
     if isinstance(config, (str, os.PathLike)):
         return read_config(Path(config))
     if isinstance(config, Config):
@@ -183,6 +183,17 @@ def _set_fields(section: BaseModel) -> dict[str, Any]:
         name: _set_fields(value) if isinstance(value, BaseModel) and not isinstance(value, Part) else value
         for name, value in given.items()
     }
+
+
+def _with_data_read(table: dict[str, Any]) -> dict[str, Any]:
+    """Tables in which data that is handed over was read, so that this is done once for all cells of a
+    sweep."""
+    if "data" in table:
+        table["data"] = section_of(table["data"])
+    sweep = table.get("sweep")
+    if isinstance(sweep, Mapping) and isinstance(values := sweep.get("data"), (list, tuple)):
+        table["sweep"] = {**sweep, "data": [data_of(value) or value for value in values]}
+    return table
 
 
 def _default_of(section: str) -> dict[str, Any]:

@@ -16,7 +16,13 @@ from holdfast.core.generators import Steps, relay
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, State, Verdict
 from holdfast.data.federation import Samples, build_federation
-from holdfast.experiment.build import make_network, make_run_context, measured_metrics, measured_models
+from holdfast.experiment.build import (
+    check_global_test,
+    make_network,
+    make_run_context,
+    measured_metrics,
+    measured_models,
+)
 from holdfast.experiment.config import Config, Parts, check_cohort
 from holdfast.experiment.meter import Meter
 from holdfast.experiment.participation import Participation, read_availability
@@ -38,6 +44,7 @@ class Experiment:
         self.method = self.parts.method
         self.key = Key(config.seed)
         self.federation = build_federation(config.data, self.key.fold("data"), samples)
+        check_global_test(config, self.federation)
         trainers = torch.tensor(
             [c for c in range(self.federation.clients) if c not in self.federation.held_out],
             dtype=torch.int64,

@@ -89,7 +89,11 @@ def _broken(manifest: Mapping[str, Any]) -> list[str]:
     sound = sound and isinstance(config.get("server"), (str, dict, type(None)))  # 0.1 had none
     sound = sound and isinstance(config.get("privacy"), (dict, type(None)))
     good = {
-        "config": sound and are_words(config["evaluate"].get("metrics", [])),
+        "config": (
+            sound
+            and are_words(config["evaluate"].get("metrics", []))
+            and are_words(config["data"].get("names", []))
+        ),
         "plan": is_plan(manifest["plan"]),
         "threads": is_whole(manifest["threads"], least=1, most=_MANY),
         "device": is_device(manifest["device"]),

@@ -178,7 +178,8 @@ def _bans_of(line: SettingRuns) -> list[tuple[int, bool, str]]:
                     (
                         part["round"],
                         int(client) in bad,
-                        f"client {client}{seed}, round {part['round']}: {reason}",
+                        f"client {record.run.client_name(int(client))}{seed}, round {part['round']}:"
+                        f" {reason}",
                     )
                 )
     return sorted(found, key=lambda entry: (entry[0], not entry[1], entry[2]))

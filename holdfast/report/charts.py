@@ -195,6 +195,9 @@ def heat_map(
     side = min(52.0, (width - left - 12) / max(clients, 1))
     tall = min(side if side >= 14 else 22.0, 30.0, max(8.0, 1200 / classes))
     below = top + tall * classes
+    short = [shorten(head, 16) for head in heads]
+    longest = max(map(len, short), default=1)
+    slanted = 7.5 * longest > side and not all(head.isdecimal() for head in short)
     most = most or max((count for row in counts for count in row), default=0) or 1
     letters = max((len(text) for row in texts for text in row), default=len(str(most)))
     texts = texts or [[str(count) for count in row] for row in counts]
@@ -218,12 +221,22 @@ def heat_map(
                 out.append(svg.text(f"count {shade}", *middle, texts[place][kind]))
     for kind in range(0, classes, round_step(12 / tall)):
         out.append(svg.text("tick end", left - 10, top + tall * (kind + 0.5) + 3.5, shorten(names[kind], 16)))
-    for place in range(0, clients, round_step(8 * max(map(len, heads), default=1) / side)):
-        out.append(svg.text("tick middle", left + side * (place + 0.5), below + 15, heads[place]))
+    for place in range(0, clients, round_step((15.0 if slanted else 8 * longest) / side)):
+        under = left + side * (place + 0.5), below + 15
+        out.append(
+            _slanted(*under, short[place]) if slanted else svg.text("tick middle", *under, short[place])
+        )
     out.append(svg.text("tick end", left - 10, 12, words[1]))
     out.append(svg.text("tick end", left - 16, below + 15, words[0]))
     label = f"{what} of every {words[0]} by {words[1]}"
-    return svg.fitted(left + side * clients + 12, below + 22, label, out)
+    foot = 22 + (5 * longest if slanted else 0)
+    return svg.fitted(left + side * clients + 12, below + foot, label, out)
+
+
+def _slanted(x: float, y: float, words: str) -> Markup:
+    """A name below a narrow column."""
+    where = {"x": f"{x:.1f}", "y": f"{y:.1f}", "transform": f"rotate(-45 {x:.1f} {y:.1f})"}
+    return svg.element("text", words, class_="tick end", **where)
 
 
 def _empty_cells(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.core.errors import in_print
 from holdfast.core.keys import Key
 from holdfast.data.federation import DataSettings, Federation, build_federation
 from holdfast.experiment.config import Config
@@ -46,6 +47,11 @@ class Holdings:
         return list(printable) or list(map(str, range(samples.classes)))
 
     @property
+    def clients(self) -> list[str]:
+        """The clients' names, or their numbers where they have none."""
+        return list(map(in_print, self.data.names)) or list(map(str, range(len(self.counts))))
+
+    @property
     def sizes(self) -> np.ndarray:
         """Samples of each client in this part."""
         return self.counts.sum(1)
@@ -59,7 +65,8 @@ class Holdings:
         federation, samples, held_out = self.federation, self.federation.samples, self.federation.held_out
         tested = len(samples) - samples.train_rows
         shape = " x ".join(map(str, samples.sample_shape)) or "numbers"
-        late = f", of which {len(held_out)} are held out: {listed(held_out)}" if held_out else ""
+        names = [self.clients[client] for client in held_out]
+        late = f", of which {len(held_out)} are held out: {listed(names)}" if held_out else ""
         users = [("users", f"{len(np.unique(samples.user.numpy())):,}")] if samples.user is not None else []
         server = (
             [("server", f"{len(federation.root.row):,} samples of its own")]
@@ -109,6 +116,7 @@ class Holdings:
             "digest": federation.digest,
             "clients": federation.clients,
             "held_out": list(federation.held_out),
+            "names": list(self.data.names),
             "part": self.part,
             "samples": {
                 name: len(getattr(federation, name).row) for name in (*PARTS[:-1], "root", "global_test")
@@ -135,7 +143,7 @@ def spread(values: np.ndarray) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,} (median {middle:,g})"
 
 
-def listed(numbers: Sequence[int], most: int = 12) -> str:
+def listed(numbers: Sequence[object], most: int = 12) -> str:
     return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")
 
 

@@ -30,6 +30,7 @@ def render(holdings: Holdings) -> str:
             what(holdings.part).capitalize(),
             first,
             most,
+            holdings.clients[first : min(first + band, shown)],
         )
         for first in range(0, shown, band)
     ]

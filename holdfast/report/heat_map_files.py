@@ -26,7 +26,7 @@ def holdings_drawing(holdings: Holdings, titled: bool = False) -> Drawing:
     )
     return plots.heat_map(
         counts,
-        list(map(str, range(len(counts)))),
+        holdings.clients[: len(counts)],
         holdings.names,
         ("client", "class"),
         [list(map(str, row)) for row in counts],

@@ -162,7 +162,14 @@ def label_cells(axes: Any, heads: Sequence[str], names: Sequence[str], side: flo
     """Labels of columns and rows, as many as there is room for."""
     longest = max((len(head) for head in heads), default=1)
     step, down = round_step((0.09 * longest + 0.05) / side), round_step(0.14 / tall)
-    axes.set_xticks(range(0, len(heads), step), list(heads)[::step])
+    if (
+        longest > 3 and step > 1 and not all(head.isdecimal() for head in heads)
+    ):  # names: upright, not left out
+        step = round_step(0.14 / side)
+        shown = [shorten(head, 20) for head in list(heads)[::step]]
+        axes.set_xticks(range(0, len(heads), step), shown, rotation=90)
+    else:
+        axes.set_xticks(range(0, len(heads), step), list(heads)[::step])
     axes.set_yticks(range(0, len(names), down), [shorten(name, 20) for name in list(names)[::down]])
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)

@@ -33,6 +33,8 @@ class Dot:
     samples: int
     malicious: bool = False
     """Means leave it out."""
+    name: str = ""
+    """Where clients have names."""
 
 
 class RunRecord:
@@ -119,10 +121,17 @@ class RunRecord:
                 frame = self.run.clients(part["round"])
                 if deployed not in frame:
                     return []
-                bad = set(self.run.malicious(part["round"]))
+                bad, names = set(self.run.malicious(part["round"])), self.run.client_names
                 rows = zip(frame["client"], frame[deployed], frame["samples"], strict=True)
                 return [
-                    Dot(int(c), self.seed, float(a), int(n), int(c) in bad)
+                    Dot(
+                        int(c),
+                        self.seed,
+                        float(a),
+                        int(n),
+                        int(c) in bad,
+                        self.run.client_name(int(c)) if names else "",
+                    )
                     for c, a, n in rows
                     if n > 0 and math.isfinite(a)
                 ]

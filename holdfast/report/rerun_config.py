@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import plugin_options
 from holdfast.core.toml import key, to_toml, value
+from holdfast.data.handed.kept import handed_in
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import PART_SECTIONS
 from holdfast.report.read_runs import RunRecord
@@ -24,6 +25,8 @@ def config_text(cells: Sequence[RunRecord]) -> str | None:
     name)."""
     try:
         configs = [cell.run.config.plain() for cell in cells]
+        if len({str(handed_in(config)) for config in configs}) > 1:
+            return None  # a file cannot name data that was handed over
         table = _table(configs)
         if table is None:
             return None
@@ -45,6 +48,11 @@ def command(cells: Sequence[RunRecord]) -> str:
     """With the plan, the threads and the worker processes that the bits depend on."""
     manifest = cells[0].manifest
     plan, threads = manifest["plan"], manifest["threads"]
+    if digest := handed_in(manifest["config"]):
+        start = "run" if len(cells) == 1 else "sweep"
+        engine = {"plan": plan["name"], "threads": threads, "workers": plan.get("workers", 1)}
+        again = f'holdfast.{start}("config.toml", data=data, engine={json.dumps(engine)})'
+        return f"{again}  # in Python, with the data of digest {str(digest)[:12]}"
     words = [
         "holdfast run config.toml",
         f"--plan {plan['name']}",

@@ -16,11 +16,12 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.progress import progress
 from holdfast.detectors.base import named
-from holdfast.report.axis import round_step
+from holdfast.report.axis import round_step, shorten
 from holdfast.report.read_runs import RunRecord
 from holdfast.results.tables import DeclaredTables, RoundTable, attackers, tables_in
 
 MOST_CLIENTS, MOST_ROUNDS, MOST_FRAMES = 60, 100, 25
+_NAME = 14  # letters of a client's name
 _OF_PAIRS = 40  # clients of a matrix, which has that many columns too
 
 
@@ -68,6 +69,8 @@ class RunData:
     """By client and round, of all clients and rounds."""
     accuracy: dict[int, dict[int, float]] = field(default_factory=dict)
     """By evaluated round and client, of the model that is deployed."""
+    names: tuple[str, ...] = ()
+    """Of the clients, where they have names."""
     declared: DeclaredTables = field(default_factory=DeclaredTables)
     """What parts declare of the tables that they record."""
 
@@ -83,7 +86,11 @@ class RunData:
 
     def mark(self, client: int) -> str:
         """A client's name: attackers have a triangle, which needs no colour."""
-        return f"▲ {client}" if client in self.malicious else str(client)
+        name = shorten(self.name(client), _NAME)
+        return f"▲ {name}" if client in self.malicious else name
+
+    def name(self, client: int) -> str:
+        return self.names[client] if client < len(self.names) else str(client)
 
     def of_pairs(self) -> list[int]:
         """The clients of a matrix: all, or as many as fit, of both kinds; then without those who were banned
@@ -165,7 +172,16 @@ def _begun(record: RunRecord, rounds: list[int], told: Mapping[int, Mapping[str,
         len(clients), len(rounds)
     )
     declared = record.run.declared_tables
-    return RunData(clients, len(known), rounds, record.round, marks, frozenset(bad), declared=declared)
+    return RunData(
+        clients,
+        len(known),
+        rounds,
+        record.round,
+        marks,
+        frozenset(bad),
+        declared=declared,
+        names=record.run.client_names,
+    )
 
 
 def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> list[int]:

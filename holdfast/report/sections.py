@@ -104,7 +104,9 @@ def partition(records: Sequence[RunRecord]) -> Section:
         others=len({c.manifest["partition"] for c in records}) - 1,
         shown=MOST_CLIENTS,
         clients=len(holdings.counts),
-        chart=heat_map(holdings.counts[:MOST_CLIENTS].tolist(), holdings.names),
+        chart=heat_map(
+            holdings.counts[:MOST_CLIENTS].tolist(), holdings.names, heads=holdings.clients[:MOST_CLIENTS]
+        ),
     )
     return Section("Data of every client", body, [holdings_drawing(holdings)])
 

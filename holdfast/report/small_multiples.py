@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from holdfast.report import run_plots, svg
-from holdfast.report.axis import Axis, PlotArea, broken_line, nice_ticks, round_ticks
+from holdfast.report.axis import Axis, PlotArea, broken_line, nice_ticks, round_ticks, shorten
 from holdfast.report.markup import Section, fill
 from holdfast.report.numbers import amount, duration
 from holdfast.report.read_runs import RunRecord
@@ -18,6 +18,7 @@ from holdfast.report.run_data import MOST_ROUNDS, RunData
 _WIDE, _HIGH = 132, 68  # of one client's chart
 _AREA = PlotArea(7, 20, _WIDE - 7, _HIGH - 5)
 _CLASSES = ("c0", "c1", "c2")
+_NAME = 11  # letters of a name beside its accuracy
 
 
 def every_client(run_data: RunData, model: str) -> Section | None:
@@ -64,14 +65,14 @@ def _chart(
 ) -> Markup:
     name, known = run_data.mark(client), row[np.isfinite(row)]
     foe, banned = name.startswith("▲"), run_data.banned.get(client)
-    words = f"client {client}{', an attacker' if foe else ''}"
+    words = f"client {run_data.name(client)}{', an attacker' if foe else ''}"
     words += f", banned in round {banned[0]}: {banned[1]}" if banned else ""
     words += f": accuracy {100 * known[-1]:.1f} % finally"
     words += f", {100 * known.min():.1f} to {100 * known.max():.1f} %"
     kind = "foe" if foe else "own"
     drawn = [
         svg.title(words),
-        svg.text(kind, 7, 14, name),
+        svg.text(kind, 7, 14, shorten(name, _NAME)),
         svg.text("end", _WIDE - 7, 14, f"{100 * known[-1]:.1f} %"),
         svg.path("mean-behind", back),
         svg.path("own", _path(rounds, row, low)),

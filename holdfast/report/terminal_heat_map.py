@@ -25,7 +25,8 @@ def heat_lines(holdings: Holdings, width: int, everybody: bool = False) -> Itera
     classes at a time."""
     counts, sizes, late = holdings.counts, holdings.sizes, set(holdings.federation.held_out)
     shown = counts if everybody else counts[:MOST_CLIENTS]
-    heads = [f"{client}{'*' if client in late else ''}" for client in range(len(shown))]
+    names = [shorten(name, 20) for name in holdings.clients]
+    heads = [f"{names[client]}{'*' if client in late else ''}" for client in range(len(shown))]
     right = max(len("samples"), len(f"{sizes.sum():,}")) + 2
     wide = _wide(holdings, width - len("all clients") - right - 2)
     left = max(len("all clients" if wide > 1 else "client"), *map(len, heads)) + 1

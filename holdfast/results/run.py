@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.errors import ConfigError, NoSuchResult, RunError
+from holdfast.core.errors import ConfigError, NoSuchResult, RunError, in_print, suggest
 from holdfast.core.generators import run_to_end
 from holdfast.core.registry import parts, plugin_options
 from holdfast.core.screening import screen
@@ -80,6 +80,24 @@ class Run:
         ]
         return pd.DataFrame(rows)
 
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the clients, where they were given; otherwise empty."""
+        return tuple(map(in_print, self.manifest["config"]["data"].get("names", [])))
+
+    def client_name(self, client: int) -> str:
+        """How tables and pages call a client: its name, or else its number."""
+        return self.client_names[client] if 0 <= client < len(self.client_names) else str(client)
+
+    def client_number(self, client: int | str) -> int:
+        """The number of a client that is given by number or by name."""
+        if not isinstance(client, str):
+            return client
+        if client not in self.client_names:
+            known = suggest(client, self.client_names) if self.client_names else "; its clients have no names"
+            raise ConfigError(f"{self.path}: there is no client '{client}'{known}")
+        return self.client_names.index(client)
+
     def clients(self, round: int | None = None, late: bool = False) -> pd.DataFrame:
         """One row for each evaluated client of a round: accuracy and the configured metrics of each of its
         models (NaN if it has none), samples, whether it was in the cohort. With `late`, the clients that
@@ -91,7 +109,10 @@ class Run:
         if f"{of}/ids" not in arrays:
             raise ConfigError(f"{self.path}: no client was held out; set data.held_out")
         with using_committed(self.path, round):
-            return _clients_of(arrays, of)
+            frame = _clients_of(arrays, of)
+        if self.client_names:
+            frame.insert(1, "name", [self.client_name(client) for client in frame["client"]])
+        return frame
 
     @property
     def tables(self) -> dict[str, str]:
@@ -144,9 +165,10 @@ class Run:
         """The server's committed state."""
         return server_state(self._head()[1])
 
-    def vector(self, client: int | None = None, model: str | None = None) -> Tensor:
-        """A model as one vector: of a client (by default the model the method deploys) or, without a client,
-        the global one."""
+    def vector(self, client: int | str | None = None, model: str | None = None) -> Tensor:
+        """A model as one vector: of a client, by its number or name (by default the model the method
+        deploys) or, without a client, the global one."""
+        client = None if client is None else self.client_number(client)
         method, clients = self._experiment.method, self._experiment.federation.clients
         kind = model or ("global" if client is None else method.deploys)
         if kind not in method.models:
@@ -207,7 +229,7 @@ class Run:
         steps = discarding_state(experiment.server.deliver(state, ctx, ids), experiment.meter)
         return run_to_end(steps, answer)
 
-    def model(self, client: int | None = None, model: str | None = None) -> nn.Module:
+    def model(self, client: int | str | None = None, model: str | None = None) -> nn.Module:
         """The same model as an ordinary module, ready to use."""
         experiment = self._experiment
         return experiment.rule.unwrapped(experiment.network.load(self.vector(client, model))).eval()

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.files import write_atomically
+from holdfast.core.files import plain_disk_errors, write_atomically
+from holdfast.data.handed.kept import keep_all
 from holdfast.experiment.manifest import TRIALS
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.report.numbers import percent, percent_and_spread
@@ -74,6 +75,7 @@ class Tuning:
         self, watch: RunCallbacks | None = None, plugins: Sequence[str] = (), retry: bool = False
     ) -> list[Choice]:
         """Run every trial and choose; write what was tried and chosen."""
+        self._keep_data(watch or RunCallbacks())
         statuses = sweep(self.cells, self.out / "trials", watch, plugins, retry=retry)
         waiting = [run_status for run_status in statuses if not run_status.done]
         if waiting:
@@ -100,6 +102,14 @@ class Tuning:
         ]
         _write_config(self.out / "tuned.toml", self._tuned(choices))
         return choices
+
+    def _keep_data(self, watch: RunCallbacks) -> None:
+        """Write data that was handed over in Python once, for the trials and the report."""
+        configs = [config for _, config in self.cells]
+        if any(config.data.name == "arrays" for config in configs):
+            with plain_disk_errors(self.out):
+                self.out.mkdir(parents=True, exist_ok=True)
+            keep_all(configs, self.out, watch.say)
 
     def _tuned(self, choices: Sequence[Choice]) -> Settings:
         return self.search.tuned([choice.settings for choice in choices])

@@ -21,7 +21,7 @@ from holdfast.data.moments import Moments
 Asked = Literal["auto", "images", "numbers", "words"]
 Layout = Literal["auto", "first", "last"]
 _CHANNELS = (1, 3, 4)
-_AT_ONCE = 1 << 22  # numbers that are looked at together
+_AT_ONCE = 1 << 18  # numbers that are looked at together, few enough for a cache
 _BUCKETS = 64  # as the source `table` has it
 _DTYPES = {"images": np.uint8, "words": np.int32}
 

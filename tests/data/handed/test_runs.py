@@ -13,7 +13,10 @@ import torch
 import holdfast
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import build
+from holdfast.data.handed import data as data_module
 from holdfast.data.handed.content import _IN_USE
+from holdfast.report.page import render
+from holdfast.report.read_runs import RunRecord
 
 RNG = np.random.default_rng(0)
 SECTIONS: dict[str, Any] = {
@@ -123,3 +126,46 @@ def test_sections_are_laid_over_handed_data(tmp_path: Path) -> None:
     run = holdfast.run(base, data=CLIENTS, out=tmp_path)
     assert run.config.data.split.train == 0.5
     assert run.config.data.clients == 3
+
+
+def test_a_comparison_of_methods_keeps_its_data_once(tmp_path: Path) -> None:
+    split = {"train": 0.5, "validation": 0.25, "test": 0.25}
+    config = {
+        **{name: given for name, given in SECTIONS.items() if name != "method"},
+        "data": holdfast.Data(clients=CLIENTS, split=split),
+        "sweep": {"method.name": ["fedavg", "ditto"], "seed": [0]},
+        "tune": {"train.lr": [0.1]},
+    }
+    tuned = holdfast.tune(config, budget=1, out=tmp_path)
+    assert len(tuned.statuses) == 2
+    assert [file.parent for file in tmp_path.rglob("data-*.safetensors")] == [tmp_path]
+
+
+def test_entries_are_read_once_for_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    gather = data_module.gather_clients
+    monkeypatch.setattr(data_module, "gather_clients", lambda *given: read.append(1) or gather(*given))
+    config = {**SECTIONS, "data": list(CLIENTS.values()), "sweep": {"seed": [0, 1, 2]}}
+    assert len(holdfast.sweep(config, out=tmp_path)) == 3
+    assert len(read) == 1
+    assert len(holdfast.sweep(config, out=tmp_path)) == 3  # the same sweep again
+
+
+def test_a_common_test_set_needs_one(tmp_path: Path) -> None:
+    sections = {**SECTIONS, "evaluate": {"test": "global"}}
+    entries = list(CLIENTS.values())
+    with pytest.raises(ConfigError, match='evaluate.test = "global": the data has no test set'):
+        holdfast.run(data=[entries[0], entries[2]], out=tmp_path / "none", **sections)
+    run = holdfast.run(data=entries, out=tmp_path / "one", **sections)
+    assert run.clients()["samples"].tolist() == [4, 4, 4]
+
+
+def test_names_are_in_tables_and_on_the_page(tmp_path: Path) -> None:
+    run = holdfast.run(data=CLIENTS, out=tmp_path, **SECTIONS)
+    assert run.clients()["name"].tolist() == ["Berlin", "Oslo", "Rome"]
+    assert torch.equal(run.vector(client="Oslo"), run.vector(client=1))
+    with pytest.raises(ConfigError, match="there is no client 'Olso'; did you mean 'Oslo'"):
+        run.vector(client="Olso")
+    page = render([RunRecord(tmp_path)])
+    assert all(f"client {name}, class" in page for name in CLIENTS)
+    assert "holdfast.run(&#34;config.toml&#34;, data=data" in page
