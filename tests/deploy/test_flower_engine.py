@@ -141,6 +141,23 @@ def test_a_server_optimiser_steps_on_the_federations_server(tmp_path: Path) -> N
     assert "server/optimizer/v" in Store(tmp_path / "fed").head()[1]  # type: ignore[index]
 
 
+def test_clients_keep_their_optimisers_state_on_their_own_disks(tmp_path: Path) -> None:
+    """Adam, kept from round to round for both models of ditto, a schedule over steps and clipped
+    gradients."""
+    top = """
+optimizer = { name = "adam", persist = true }
+schedule = { name = "cosine", over = "steps", warmup = 2 }
+"""
+    train = "participation = 0.67\nclip_gradient = 0.5"
+    config = write_config(tmp_path, "ditto", rounds=3, top=top, momentum="", train=train)
+    simulate(config, tmp_path / "sim")
+    federate(config, tmp_path / "fed")
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=3)
+    rows, states = private_rows(tmp_path / "sim"), node_states(tmp_path / "fed-nodes", round=3)
+    assert rows.keys() == states.keys() and all(same_bits(rows[c], states[c]) for c in rows)
+    assert all(bool((state["optimizer/train/fit/step"] > 0).all()) for state in rows.values())
+
+
 def test_a_committee_of_real_clients(tmp_path: Path) -> None:
     """One of three clients scores the models of the others; then all tune."""
     config = write_config(

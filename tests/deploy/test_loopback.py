@@ -62,6 +62,12 @@ TRIALS = (
     Trial("fedcom", "fedcom", private=True),
     Trial("fedavg-fedcpa", "fedavg", {"top": 'aggregator = "fedcpa"'}),
     Trial("fedavg-rfa", "fedavg", {"top": 'aggregator = "rfa"'}),
+    Trial(
+        "fedavg-adam",
+        "fedavg",
+        {"top": 'optimizer = { name = "adam", persist = true }', "momentum": ""},
+        private=True,
+    ),
 )
 
 
@@ -156,9 +162,17 @@ def test_two_nodes_have_the_simulators_bits(tmp_path: Path) -> None:
 def test_every_method_has_the_simulators_bits(tmp_path: Path) -> None:
     """One after the other on the same nodes, each with a resident trainer."""
     with Loopback(tmp_path / "flower", clients=3) as federation:
-        for trial in TRIALS:
+        for trial in TRIALS[:-1]:  # the last has a test of its own
             assert_worlds_agree(federation, trial, tmp_path)
     assert not federation.alive()
+
+
+@pytest.mark.slow
+def test_adam_has_the_simulators_bits(tmp_path: Path) -> None:
+    """Two rounds, in which nodes keep the optimiser's state; the private state of FedAvg is nothing else."""
+    (trial,) = (trial for trial in TRIALS if trial.name == "fedavg-adam")
+    with Loopback(tmp_path / "flower", clients=2) as federation:
+        assert_worlds_agree(federation, trial, tmp_path)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ name = "{method}"
 [train]
 rounds = {rounds}
 local_epochs = 1
-momentum = 0.5
+{momentum}
 lr_decay = 0.9
 {train}
 [engine]
@@ -45,10 +45,11 @@ threads = 1
 def write_config(
     folder: Path, method: str, rounds: int = 2, file: str | None = None, clients: int = 3, **sections: str
 ) -> Path:
-    """`sections` are lines of TOML: top, data, train; model replaces the small default. The file is called as
-    the method unless told."""
+    """`sections` are lines of TOML: top, data, train; model and momentum replace the defaults. The file is
+    called as the method unless told."""
     path = folder / f"{file or method}.toml"
-    lines = {"top": "", "data": "", "train": "", "model": 'name = "mlp"\nhidden = 16', **sections}
+    lines = {"top": "", "data": "", "train": "", "model": 'name = "mlp"\nhidden = 16'}
+    lines |= {"momentum": "momentum = 0.5", **sections}
     path.write_text(CONFIG.format(method=method, rounds=rounds, clients=clients, **lines))
     return path
 
