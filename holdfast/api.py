@@ -180,12 +180,17 @@ def resume(
     track: Sequence[str | Make] = (),
     data: Any = None,
     progress: bool | None = None,
+    rounds: int | None = None,
     **sections: Any,
 ) -> Run | Sweep:
-    """Continue a run or a sweep that was stopped, and return it.
+    """Continue a run or a sweep that was stopped, or give it more rounds, and return it.
 
     >>> run = holdfast.resume("runs/first")
+    >>> run = holdfast.resume("runs/first", rounds=100)     # also when it is finished
     >>> run = holdfast.resume("runs/mine", model=holdfast.Model(Net, head="fc"))     # was given an object
+
+    An extended run equals one that had so many rounds from the start. A method that trains once more after
+    its last round, and a schedule that stretches over all rounds, cannot be extended, and say so.
 
     A run that was given Python objects (a module, a loss) needs them again, as sections or in `config`; to
     continue a sweep of objects, call `sweep` again. `data` is needed where data was handed over in Python and
@@ -199,9 +204,9 @@ def resume(
         tracked(track, watching) as followed,
     ):
         if many:
-            statuses = resume_sweep(folder, followed, device, data=handed)
+            statuses = resume_sweep(folder, followed, device, data=handed, rounds=rounds)
         else:
-            resume_runs(folder, followed, device, config=chosen, data=handed)
+            resume_runs(folder, followed, device, config=chosen, data=handed, rounds=rounds)
     if not many:
         return Run(folder, chosen, handed)
     if stop.pressed:

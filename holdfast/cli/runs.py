@@ -114,22 +114,34 @@ def resume(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Directory of the run or sweep.", show_default=False)
     ],
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds", metavar="N", help="New, higher number of rounds; also for a finished run.", min=1
+        ),
+    ] = None,
     device: Device = None,
     retry: Retry = False,
     plugin: Plugins = None,
     track: Track = None,
     as_json: AsJson = False,
 ) -> int:
-    """Continue a run or a sweep that was stopped.
+    """Continue a run or a sweep that was stopped, or give it more rounds.
 
-    The result is the same, bit for bit, as without the stop. Name the plug-ins of the run again: Holdfast
-    loads no code that you did not name.
+    The result is the same, bit for bit, as without the stop; with --rounds, as if the run had had so many
+    rounds from the start.
+
+    A method that trains once more after its last round, and a schedule that stretches over all rounds, cannot
+    be given more rounds, and say so.
+
+    Name the plug-ins of the run again: Holdfast loads no code that you did not name.
 
     Of a sweep, the command runs all unfinished cells of all shards that no other process is running.
 
     \b
     Examples:
       holdfast resume runs/20261115-093012
+      holdfast resume runs/20261115-093012 --rounds 100
       holdfast resume runs/mine --plugin mine.py
 
 
@@ -148,9 +160,9 @@ def resume(
             tracked(track or [], follow.watch()) as watch,
         ):
             if is_sweep(folder):
-                statuses = resume_sweep(folder, watch, device, plugins, retry)
+                statuses = resume_sweep(folder, watch, device, plugins, retry, rounds=rounds)
             else:
-                results = continue_run(folder, watch, device, plugins)
+                results = continue_run(folder, watch, device, plugins, rounds=rounds)
         many = is_sweep(folder)
     return (
         finish_sweep(folder, statuses, as_json, plugin)

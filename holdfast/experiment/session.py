@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import keep_all
 from holdfast.experiment.config import Config
+from holdfast.experiment.extension import check_extension, extend, with_rounds
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import (
     config_of,
@@ -63,9 +64,10 @@ def resume_run(
     engine: MakeEngine,
     config: Config | None,
     data: Sequence[HandedOver] = (),
+    rounds: int | None = None,
 ) -> dict[str, Any]:
-    """Continue a run under the plan and threads it began with. A run that was given Python objects needs its
-    config again."""
+    """Continue a run under the plan and threads it began with, to its end or to more `rounds`. A run that was
+    given Python objects needs its config again."""
     _refuse_comparison(out)
     if not (Path(out) / "manifest.json").exists() and run_folders(out):
         raise ConfigError(f"the runs in {out} are not a sweep; resume them one by one")
@@ -76,7 +78,12 @@ def resume_run(
         str(choose_device(out, device, manifest["device"])),
     )
     say_torch(manifest.get("torch"), watch)
-    experiment = Experiment(config_of(out, manifest, config, data), out, manifest["label"])
+    chosen = config_of(out, manifest, config, data)
+    if rounds is not None:
+        _check_alone(out, manifest)
+        check_extension(out, chosen, rounds)
+        chosen = with_rounds(chosen, rounds)
+    experiment = Experiment(chosen, out, manifest["label"])
     check_same(experiment, manifest)
     if experiment.store.result() is None:
         warn_of_objects(out, experiment.config)
@@ -86,8 +93,18 @@ def resume_run(
             " with, may differ; resume the sweep's folder for the same bits"
         )
     with _locked(experiment):
+        if rounds is not None:
+            extend(experiment.store, manifest, rounds)
         forget_failure(experiment.out)  # a run that is named explicitly is tried again
         return _run_one(experiment, terms, engine, watch)
+
+
+def _check_alone(out: Path, manifest: Mapping[str, Any]) -> None:
+    if manifest.get("sweep"):
+        raise ConfigError(
+            f"rounds: {out} is a cell of a sweep, whose cells have the same number of rounds; extend"
+            f" {Path(out).parent}"
+        )
 
 
 def _run_one(

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from holdfast.core.reading import read_json
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import check_given, with_data
 from holdfast.experiment.config import Config, completed, make_config
+from holdfast.experiment.extension import check_extension, with_rounds
 from holdfast.experiment.manifest import (
     are_terms,
     are_words,
@@ -51,6 +52,12 @@ class CellFolder:
 
     def run_status(self) -> RunStatus:
         return run_status(self.path, self.label)
+
+    def to_extend(self) -> bool:
+        """Whether it was begun with fewer rounds than the sweep has now."""
+        if not (self.path / "manifest.json").exists():
+            return False
+        return bool(read_manifest(self.path)["config"]["train"]["rounds"] < self.config.train.rounds)
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,20 @@ class SweepFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         write_if_absent(self.path / "sweep.json", self._content())
         self.check()
+
+    def extend(self, rounds: int) -> None:
+        """Give all cells more rounds; those that have begun are extended when they are continued."""
+        before = sorted({place.config.train.rounds for place in self.cells})
+        if len(before) > 1:
+            raise ConfigError(
+                f"rounds: the cells of {self.path} differ in train.rounds ({', '.join(map(str, before))});"
+                " they cannot be extended together"
+            )
+        for place in self.cells:
+            check_extension(place.path, place.config, rounds)
+        self.cells = [replace(place, config=with_rounds(place.config, rounds)) for place in self.cells]
+        with self.claim():
+            write_json(self.path / "sweep.json", self._content())
 
     def _content(self) -> dict[str, Any]:
         cells = [

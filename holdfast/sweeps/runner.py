@@ -25,6 +25,7 @@ from holdfast.data.handed.kept import keep_all
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment.build import shared_samples
 from holdfast.experiment.config import Config
+from holdfast.experiment.extension import extend
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import manifest_of, read_manifest, warn_of_objects
 from holdfast.experiment.runner import (
@@ -62,7 +63,9 @@ class _Task:
         return [
             place
             for place, status in statuses
-            if not status.done or (self.retry and status.status == "failed")
+            if not status.done
+            or (self.retry and status.status == "failed")
+            or (status.status != "failed" and place.to_extend())
         ]
 
 
@@ -87,11 +90,14 @@ def resume_sweep(
     retry: bool = False,
     engine: MakeEngine = Simulator,
     data: Sequence[HandedOver] = (),
+    rounds: int | None = None,
 ) -> list[RunStatus]:
     """Continue a sweep from its directory alone: all cells that no other process has. `data` is what was
-    handed over in Python, where the directory has no copy."""
+    handed over in Python, where the directory has no copy; `rounds` a new and higher number of rounds."""
     for plugin in plugins:
         load_plugin(plugin)
+    if rounds is not None:
+        SweepFolder(out, read_sweep(out, data)).extend(rounds)
     return _work(
         _Task(
             SweepFolder(out, read_sweep(out, data)),
@@ -184,6 +190,8 @@ def _take(task: _Task, wanted: list[CellFolder], built: list[Experiment], locks:
                 experiment.store.open()
             except InUse:
                 continue
+            if place.to_extend():
+                extend(experiment.store, read_manifest(place.path), place.config.train.rounds)
             if task.open([place]):
                 task.experiments[place.path.name] = experiment
                 locks.callback(experiment.store.close)

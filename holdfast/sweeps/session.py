@@ -43,12 +43,14 @@ def resume(
     engine: MakeEngine = Simulator,
     config: Config | None = None,
     data: Sequence[HandedOver] = (),
+    rounds: int | None = None,
 ) -> list[dict[str, Any]]:
     """Continue a run or a sweep under the plan and threads it began with. A run that was given Python objects
-    needs its config again; one whose data was handed over and not kept, its data."""
+    needs its config again; one whose data was handed over and not kept, its data. `rounds` is a new and
+    higher number of rounds."""
     watch = watch or RunCallbacks()
     if is_sweep(out):
-        return results_of(resume_sweep(out, watch, device, plugins, engine=engine, data=data))
+        return results_of(resume_sweep(out, watch, device, plugins, engine=engine, data=data, rounds=rounds))
     for plugin in plugins:
         load_plugin(plugin)
-    return [resume_run(out, watch, device, engine, config, data)]
+    return [resume_run(out, watch, device, engine, config, data, rounds)]

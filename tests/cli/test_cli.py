@@ -86,6 +86,12 @@ def test_json_of_a_run_is_the_contract(cli: Callable[..., Answer], tmp_path: Pat
     assert "talks" in answer.err
 
 
+def test_a_finished_run_is_given_more_rounds(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    cli("run", *SMALL, "--out", tmp_path / "a")
+    assert json.loads(cli("resume", tmp_path / "a", "--rounds", "3", "--json").out)["rounds"] == 3
+    refused(cli("resume", tmp_path / "a", "--rounds", "2"), "begun with 3 rounds", "give 3 or more, not 2")
+
+
 def test_configured_metrics_are_shown(cli: Callable[..., Answer], tmp_path: Path) -> None:
     asked = ("run", *SMALL, "--set", "evaluate.metrics=['auc', 'macro_f1', 'auc']", "--out", tmp_path / "a")
     said = cli(*asked).out
