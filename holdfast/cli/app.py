@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.utils import get_params_from_function
 
-from holdfast.core.errors import in_print
+from holdfast.core.errors import ConfigError, in_print
 from holdfast.core.version import __version__
 
 app = typer.Typer(
@@ -79,6 +79,7 @@ Track = Annotated[
         "--track", metavar="NAME", help="Also log to a tracker: tensorboard, mlflow or wandb; repeatable."
     ),
 ]
+Explain = Annotated[bool, typer.Option("--explain", help="Also say what each column of the table means.")]
 Opened = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
 
@@ -178,6 +179,26 @@ def restore_argument_help(command: Any) -> None:
     for param in command.params:
         if param.param_type_name == "argument" and param.help is None:
             param.help = declared[param.name].default.help
+
+
+def check_explain(explain: bool, as_json: bool) -> None:
+    if explain and as_json:
+        raise ConfigError(
+            "--explain explains the table in the terminal; leave it out, or --json and --markdown"
+        )
+
+
+def print_explanations(console: Console, explanations: Iterable[tuple[str, str]]) -> None:
+    """Print one line for each column."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, text in explanations:
+        table.add_row(plain_text(title), plain_text(text))
+    console.print()
+    console.print(table)
 
 
 def command_line(*words: object) -> str:

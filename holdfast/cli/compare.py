@@ -9,12 +9,15 @@ import typer
 
 from holdfast.cli.app import (
     AsJson,
+    Explain,
     Opened,
     Plugins,
     app,
+    check_explain,
     load_plugins,
     only_json,
     open_page,
+    print_explanations,
     print_json,
     to_stdout,
 )
@@ -35,7 +38,9 @@ def compare(
     against: Annotated[
         str | None,
         typer.Option(
-            "--against", metavar="LABEL", help="Test only against this line of the table; default: all pairs."
+            "--against",
+            metavar="NAME",
+            help="Test only against this line: its label, words of it, a method or a folder; default: all pairs.",
         ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
@@ -45,6 +50,7 @@ def compare(
     ] = None,
     plugin: Plugins = None,
     opened: Opened = False,
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: their settings, their final metrics, and paired tests over seeds.
@@ -59,6 +65,7 @@ def compare(
       holdfast compare runs/table --out compare.html --open
 
     """
+    check_explain(explain, as_json or markdown)
     if markdown and as_json:
         raise ConfigError("give --markdown or --json, not both")
     if out is not None and (out.suffix.lower() != ".html" or not out.absolute().parent.is_dir()):
@@ -78,12 +85,13 @@ def compare(
     elif markdown:
         print(as_markdown(comparison), end="")
     else:
-        _print(comparison, out)
+        _print(comparison, out, explain)
     if opened and out is not None:
         open_page(out)
 
 
-def _print(comparison: Comparison, page: Path | None) -> None:
+def _print(comparison: Comparison, page: Path | None, explain: bool) -> None:
+    from holdfast.report.column_help import explained
     from holdfast.report.compare_tables import parts
     from holdfast.report.table import narrowed, to_rich
 
@@ -92,6 +100,9 @@ def _print(comparison: Comparison, page: Path | None) -> None:
         console.print(to_rich(narrowed(part.table, console.width), part.title))
         if part.note:
             console.print(part.note, style="dim", markup=False)
+        console.print()
+    if explain:
+        print_explanations(console, explained(part.table for part in parts(comparison) if not part.words))
         console.print()
     for note in comparison.notes:
         console.print(f"* {note}", markup=False)

@@ -14,14 +14,17 @@ from holdfast.cli.app import (
     Changes,
     DataDir,
     Device,
+    Explain,
     Memory,
     PlanName,
     Plugins,
     PrecisionName,
     Workers,
     app,
+    check_explain,
     only_json,
     plain_text,
+    print_explanations,
     print_json,
     to_stderr,
     to_stdout,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.forecast.extrapolation import Forecast
 
 _SILENT = 2.0  # seconds
+_TITLES = ("cells", "models", "stack", "plan", "processes", "client steps", "us/step")
 
 
 @app.command()
@@ -64,6 +68,7 @@ def plan(
     workers: Workers = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast what a run or a sweep will cost: time, memory, bytes on disk.
@@ -78,6 +83,7 @@ def plan(
       holdfast plan sweep.toml --shard 1/4 --device cuda --json
       holdfast plan --set method.name=ditto --set train.rounds=500
     """
+    check_explain(explain, as_json)
     with only_json(as_json):
         from holdfast.forecast.measure import forecast_cost
 
@@ -97,6 +103,10 @@ def plan(
         return print_json(found.plain())
     console = to_stdout()
     console.print(_groups(found))
+    if explain:
+        from holdfast.report.column_help import explanations
+
+        print_explanations(console, explanations(("group", *_TITLES)))
     console.print()
     console.print(_totals(found))
 
@@ -140,7 +150,7 @@ def _groups(found: Forecast) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("group", overflow="fold")
-    for title in ("cells", "models", "stack", "plan", "processes", "client steps", "us/step"):
+    for title in _TITLES:
         table.add_column(title, justify="left" if title in ("plan", "processes") else "right", no_wrap=True)
     for group in found.groups:
         name = group.cells[0] if len(group.cells) == 1 else f"{group.cells[0]} ... {group.cells[-1]}"

@@ -14,6 +14,7 @@ from holdfast.cli.app import (
     Changes,
     DataDir,
     Device,
+    Explain,
     Memory,
     Opened,
     PlanName,
@@ -23,10 +24,12 @@ from holdfast.cli.app import (
     Track,
     Workers,
     app,
+    check_explain,
     command_line,
     load_plugins,
     only_json,
     open_page,
+    print_explanations,
     print_json,
     print_line,
     to_stderr,
@@ -65,6 +68,7 @@ def run(
     plugin: Plugins = None,
     data_dir: DataDir = None,
     track: Track = None,
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> int:
     """Run one experiment.
@@ -84,6 +88,7 @@ def run(
 
 
     """
+    check_explain(explain, as_json)
     with only_json(as_json):
         from holdfast.cli.sweeps import finish_sweep, run_sweep
         from holdfast.sweeps.session import start
@@ -103,9 +108,9 @@ def run(
             ):
                 results = start(cells, folder, watch, plugins)
     return (
-        finish_sweep(folder, statuses, as_json, plugin)
+        finish_sweep(folder, statuses, as_json, plugin, explain)
         if is_grid(cells)
-        else finish(folder, results[0], as_json, plugin)
+        else finish(folder, results[0], as_json, plugin, explain)
     )
 
 
@@ -124,6 +129,7 @@ def resume(
     retry: Retry = False,
     plugin: Plugins = None,
     track: Track = None,
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> int:
     """Continue a run or a sweep that was stopped, or give it more rounds.
@@ -146,6 +152,7 @@ def resume(
 
 
     """
+    check_explain(explain, as_json)
     with only_json(as_json):
         from holdfast.cli.sweeps import finish_sweep
         from holdfast.experiment.manifest import is_sweep
@@ -165,9 +172,9 @@ def resume(
                 results = continue_run(folder, watch, device, plugins, rounds=rounds)
         many = is_sweep(folder)
     return (
-        finish_sweep(folder, statuses, as_json, plugin)
+        finish_sweep(folder, statuses, as_json, plugin, explain)
         if many
-        else finish(folder, results[0], as_json, plugin)
+        else finish(folder, results[0], as_json, plugin, explain)
     )
 
 
@@ -207,6 +214,7 @@ def report(
     port: Port = None,
     plugin: Plugins = None,
     opened: Opened = False,
+    explain: Explain = False,
 ) -> None:
     """Write one self-contained HTML page about a run or many runs.
 
@@ -222,6 +230,9 @@ def report(
 
     """
     check_live(live, port, out, markdown)
+    if explain and not markdown:
+        raise ConfigError("--explain explains the table that --markdown prints; on the page, point at a head")
+    from holdfast.report.column_help import explained
     from holdfast.report.figure_files import write_figures
     from holdfast.report.page import all_sections, write_page
     from holdfast.report.read_runs import by_setting, read_records
@@ -241,7 +252,10 @@ def report(
     if is_reproduction(folder):
         return _report_reproduction(folder, "md" if markdown else tables, figures, form, out, opened)
     if markdown:
-        print(to_markdown(tabulate(by_setting(read_records(folder)))), end="")
+        table = tabulate(by_setting(read_records(folder)))
+        print(to_markdown(table), end="")
+        if explain:
+            print("\n" + "".join(f"* **{title}**: {text}\n" for title, text in explained([table])), end="")
         return
     if tables is not None:
         text = export(by_setting(read_records(folder)), tables)
@@ -355,7 +369,9 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
         raise typer.Exit(130) from None
 
 
-def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Path] | None) -> int:
+def finish(
+    folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Path] | None, explain: bool = False
+) -> int:
     """Print the result of a run, as a table or as JSON."""
     from holdfast.report.instability import unstable
     from holdfast.report.read_runs import one_each, read_records
@@ -365,7 +381,7 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Pa
         print_json(result)
     else:
         runs = read_records(folder)
-        summarise(folder, [tabulate(one_each(runs))], plugins)
+        summarise(folder, [tabulate(one_each(runs))], plugins, explain)
         for warning in unstable(runs):
             to_stderr().print(warning, markup=False)
     return diverged(folder)
@@ -385,9 +401,10 @@ def diverged(folder: Path) -> int:
     return DIVERGED
 
 
-def summarise(folder: Path, tables: list[Table], plugins: list[Path] | None) -> None:
+def summarise(folder: Path, tables: list[Table], plugins: list[Path] | None, explain: bool = False) -> None:
     """Print the tables of a run or a sweep, its directory, and the commands to look at it."""
     from holdfast.core.registry import plugin_options
+    from holdfast.report.column_help import explained
     from holdfast.report.table import narrowed, to_rich
 
     console = to_stdout()
@@ -398,6 +415,8 @@ def summarise(folder: Path, tables: list[Table], plugins: list[Path] | None) -> 
                 narrowed(table, console.width), "over seeds (mean ± standard deviation)" if place else None
             )
         )
+    if explain:
+        print_explanations(console, explained(tables))
     console.print()
     print_line(console, f"run directory   {folder}")
     print_line(console, f"page            {command_line('report', folder)}{plugin_options(plugins or [])}")

@@ -12,6 +12,7 @@ from holdfast.cli.app import (
     Changes,
     DataDir,
     Device,
+    Explain,
     Memory,
     PlanName,
     Plugins,
@@ -20,6 +21,7 @@ from holdfast.cli.app import (
     Track,
     Workers,
     app,
+    check_explain,
     only_json,
     print_json,
     to_stderr,
@@ -54,6 +56,7 @@ def sweep(
     plugin: Plugins = None,
     data_dir: DataDir = None,
     track: Track = None,
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> int:
     """Run a grid of experiments together; the same command continues a sweep that was stopped.
@@ -74,6 +77,7 @@ def sweep(
       holdfast sweep sweep.toml --out runs/table --retry
 
     """
+    check_explain(explain, as_json)
     with only_json(as_json):
         from holdfast.api import fresh_folder
 
@@ -90,7 +94,7 @@ def sweep(
             )
         folder = out or fresh_folder()
         statuses = run_sweep(cells, folder, plugin, part, retry, track)
-    return finish_sweep(folder, statuses, as_json, plugin)
+    return finish_sweep(folder, statuses, as_json, plugin, explain)
 
 
 def read_shard(text: str) -> tuple[int, int]:
@@ -120,7 +124,13 @@ def run_sweep(
         return sweep(cells, folder, watch, [str(p) for p in plugins or []], shard, retry)
 
 
-def finish_sweep(folder: Path, statuses: list[RunStatus], as_json: bool, plugins: list[Path] | None) -> int:
+def finish_sweep(
+    folder: Path,
+    statuses: list[RunStatus],
+    as_json: bool,
+    plugins: list[Path] | None,
+    explain: bool = False,
+) -> int:
     """Print the status of every cell, as tables or as JSON; return 1 if a cell of this process failed."""
     from holdfast.experiment.manifest import run_folders
     from holdfast.report.equal_runs import without_effect
@@ -139,7 +149,7 @@ def finish_sweep(folder: Path, statuses: list[RunStatus], as_json: bool, plugins
     over_seeds = by_setting(runs)
     if any(line.seeds > 1 for line in over_seeds) and len(over_seeds) > 1:
         tables.append(tabulate(over_seeds))
-    summarise(folder, tables, plugins)
+    summarise(folder, tables, plugins, explain)
     for warning in (*unstable(runs), *without_effect(runs)):
         to_stderr().print(warning, markup=False)
     if lost := [run_status for run_status in statuses if run_status.mine and run_status.status == "diverged"]:

@@ -14,6 +14,7 @@ from holdfast.cli.app import (
     Changes,
     DataDir,
     Device,
+    Explain,
     Memory,
     PlanName,
     Plugins,
@@ -22,9 +23,11 @@ from holdfast.cli.app import (
     Track,
     Workers,
     app,
+    check_explain,
     command_line,
     load_plugins,
     only_json,
+    print_explanations,
     print_json,
     print_line,
     to_stderr,
@@ -65,6 +68,7 @@ def tune(
     plugin: Plugins = None,
     data_dir: DataDir = None,
     track: Track = None,
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> int:
     """Compare methods fairly: N trials each, chosen on validation data, reported on test data.
@@ -89,6 +93,7 @@ def tune(
 
 
     """
+    check_explain(explain, as_json)
     with only_json(as_json):
         from holdfast.core.registry import plugin_options
         from holdfast.experiment.config_tables import assign, read_config
@@ -112,10 +117,11 @@ def tune(
             with Follow(to_stderr()) as follow, tracked(track or [], follow.watch()) as watch:
                 follow.say(f"running the report with seeds {', '.join(map(str, tuning.search.seeds))}")
                 tuned = tuning.report(choices, watch, plugins, retry)
-    return _finish(tuned, as_json, plugin_options(plugins))
+    return _finish(tuned, as_json, plugin_options(plugins), explain)
 
 
-def _finish(tuned: Tuned, as_json: bool, plugins: str) -> int:
+def _finish(tuned: Tuned, as_json: bool, plugins: str, explain: bool) -> int:
+    from holdfast.report.column_help import explained
     from holdfast.report.table import to_rich
 
     failed = [run_status for run_status in tuned.statuses if run_status.status == "failed"]
@@ -125,6 +131,8 @@ def _finish(tuned: Tuned, as_json: bool, plugins: str) -> int:
     console = to_stdout()
     console.print()
     console.print(to_rich(tuned.table()))
+    if explain:
+        print_explanations(console, explained([tuned.table()]))
     console.print(f"\n{tuned.words()}\n", markup=False, soft_wrap=True)
     print_line(console, f"trials      {tuned.path / 'trials.csv'}")
     if (tuned.path / "tuned.toml").exists():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from holdfast.evaluation.glossary import explain
 from holdfast.report.numbers import amount, duration, percent, percent_and_spread
 from holdfast.report.read_runs import RunRecord, SettingRuns, asked
 
@@ -23,9 +24,14 @@ class Column:
     metrics: tuple[str, ...]
     write: Callable[[float], str]
     better: int
-    help: str
+    own_help: str = ""
+    """Explanation of a sum; a single figure has that of the glossary."""
     instead: Callable[[SettingRuns], str | None] = lambda line: None
     """Words where the figure would mislead."""
+
+    @property
+    def help(self) -> str:
+        return self.own_help or explain(self.metrics[0]) or self.metrics[0]
 
     def value(self, line: SettingRuns) -> float | None:
         found = [line.mean(metric) for metric in self.metrics]
@@ -44,83 +50,23 @@ def _nobody_caught(line: SettingRuns) -> str | None:
 
 
 ALWAYS = (
-    Column(
-        "accuracy", ("accuracy",), percent, 1, "mean over clients of the model the method deploys, last round"
-    ),
-    Column(
-        "worst 10 %",
-        ("accuracy/worst10",),
-        percent,
-        1,
-        "mean over the tenth of the clients that are served worst",
-    ),
-    Column(
-        "pooled", ("accuracy/pooled",), percent, 1, "right answers over all clients' test samples together"
-    ),
-    Column(
-        "best round",
-        ("accuracy/best",),
-        percent,
-        1,
-        "accuracy of the best round; chosen by the test data, so no fair estimate",
-    ),
+    Column("accuracy", ("accuracy",), percent, 1),
+    Column("worst 10 %", ("accuracy/worst10",), percent, 1),
+    Column("pooled", ("accuracy/pooled",), percent, 1),
+    Column("best round", ("accuracy/best",), percent, 1),
 )
 ON_REQUEST = {
-    "macro_f1": Column(
-        "macro-F1", ("macro_f1",), percent, 1, "mean over clients of the mean F1 of a client's classes"
-    ),
-    "balanced_accuracy": Column(
-        "balanced",
-        ("balanced_accuracy",),
-        percent,
-        1,
-        "balanced accuracy: mean over clients of the mean recall",
-    ),
-    "auc": Column(
-        "AUC",
-        ("auc",),
-        percent,
-        1,
-        "area under the ROC curve, mean over the clients that have two classes or more",
-    ),
+    "macro_f1": Column("macro-F1", ("macro_f1",), percent, 1),
+    "balanced_accuracy": Column("balanced", ("balanced_accuracy",), percent, 1),
+    "auc": Column("AUC", ("auc",), percent, 1),
 }
 UNDER_ATTACK = (
-    Column(
-        "lost",
-        ("attack/lost",),
-        percent,
-        -1,
-        "accuracy that the attack cost benign clients, against the same run without it",
-    ),
-    Column(
-        "ASR",
-        ("attack/asr",),
-        percent,
-        0,
-        "triggered test images that the deployed model takes for the attacker's target",
-    ),
-    Column(
-        "DAcc",
-        ("detection/dacc",),
-        percent,
-        1,
-        "clients rightly banned or rightly not; with a redrawn set, such decisions; 'no detection' where no"
-        " client was ever banned or rejected",
-        _nobody_caught,
-    ),
+    Column("lost", ("attack/lost",), percent, -1),
+    Column("ASR", ("attack/asr",), percent, 0),
+    Column("DAcc", ("detection/dacc",), percent, 1, instead=_nobody_caught),
 )
-WITH_PEERS = (
-    Column("matched", ("matching/accuracy",), percent, 1, "decisions on a peer that name the true partner"),
-)
-PRIVATE = (
-    Column(
-        "epsilon",
-        ("privacy/epsilon",),
-        "{:.3g}".format,
-        -1,
-        "largest epsilon that a client has spent under [privacy]; nothing where there is no noise",
-    ),
-)
+WITH_PEERS = (Column("matched", ("matching/accuracy",), percent, 1),)
+PRIVATE = (Column("epsilon", ("privacy/epsilon",), "{:.3g}".format, -1),)
 COSTS = (
     Column("sent", ("bytes/up", "bytes/down"), amount, -1, "bytes up and down, all clients and rounds"),
     Column(
@@ -128,7 +74,7 @@ COSTS = (
         ("seconds/client", "seconds/server"),
         duration,
         0,
-        "training and aggregation; runs trained together share this time",
+        "seconds of training and aggregation; runs that are trained together share them",
     ),
 )
 STATUS, CHOSEN = "status", "chosen"
