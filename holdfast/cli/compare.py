@@ -40,7 +40,7 @@ def compare(
         typer.Option(
             "--against",
             metavar="NAME",
-            help="Test only against this line: its label, words of it, a method or a folder; default: all pairs.",
+            help="Test only against this line: its label, words of it, a method or a folder.",
         ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,

@@ -277,7 +277,9 @@ def test_the_commands_that_tune_prints_work(cli: Callable[..., Answer], tmp_path
     """Also with a plug-in, and where the folder's name has a space."""
     (tmp_path / "mine.py").write_text(PLUGIN)
     (tmp_path / "sweep.toml").write_text(CONFIG.replace('"ditto"', '"my-own"'))
-    answer = cli("tune", "sweep.toml", "--budget", 2, "--out", "the fair one", "--plugin", "mine.py", "--explain")
+    answer = cli(
+        "tune", "sweep.toml", "--budget", 2, "--out", "the fair one", "--plugin", "mine.py", "--explain"
+    )
     assert answer.code == 0 and "settings of the trial with the best validation accuracy" in answer.out
     hints = [shlex.split(line)[1:] for line in answer.out.splitlines() if "  holdfast " in line]
     assert [hint[1] for hint in hints] == ["sweep", "report"] and all("--plugin" in hint for hint in hints)
