@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
-from holdfast.data.samples import Samples
+from holdfast.data.federation import ClientRows, Federation, Samples
 from holdfast.report.axis import shorten
 from holdfast.report.diagnosis import write_image
 from holdfast.results.run import Run
@@ -149,16 +149,20 @@ def carriers(run: Run, many: int) -> list[int]:
         raise ConfigError(
             f"attack: {run.path} has none with a trigger; choose a run under the attack backdoor"
         )
-    return [
-        place for place, label in enumerate(federation.global_test.label.tolist()) if label != trigger.target
-    ][:many]
+    labels = _tested(federation).label.tolist()
+    return [place for place, label in enumerate(labels) if label != trigger.target][:many]
+
+
+def _tested(federation: Federation) -> ClientRows:
+    """The dataset's test split; where it has none, the test samples of all clients."""
+    return federation.global_test if len(federation.global_test.row) else federation.test
 
 
 def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> tuple[Samples, Tensor]:
     """The chosen test images as a small store of their own, and their true labels."""
     first = next(iter(runs.values()))
     federation = first._experiment.federation
-    samples, table = federation.samples, federation.global_test
+    samples, table = federation.samples, _tested(federation)
     for name, run in runs.items():
         other = run._experiment.federation.samples
         if (other.name, other.sample_shape, other.classes) != (

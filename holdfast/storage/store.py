@@ -7,6 +7,8 @@ process loses nothing it wrote; a machine that loses its power may lose or garbl
 yet committed, which no head names.
 
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
+    data-3f9a2c1b77e0.safetensors   data that was handed over in Python, named by its digest; a sweep has it
+                                 in its own folder
     start.safetensors            the start model, where it came from a file, which may be gone later
     head.json                    the committed round and its state file: the rename of this file is the
                                  commit; in a federation also the length of its ledger and its head

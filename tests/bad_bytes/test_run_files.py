@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -20,6 +21,9 @@ from safetensors.torch import save
 
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.core.reading import read_json
+from holdfast.data.handed.data import Data
+from holdfast.data.handed.kept import keep
+from holdfast.data.handed.kept import read as read_data
 from holdfast.experiment.config import make_config
 from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.participation import read_availability
@@ -308,6 +312,26 @@ def test_any_bytes_are_read_as_tensors_or_one_line(
         read_tensors(file)
     except HoldfastError as error:
         one_line(error, "any.safetensors cannot be read")
+
+
+@QUICK
+@given(st.lists(st.tuples(st.integers(0, 599), st.integers(0, 255)), max_size=4), st.integers(0, 700))
+def test_any_bytes_are_read_as_handed_over_data_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], kept: int
+) -> None:
+    handed = Data(np.arange(6.0).reshape(3, 2), [0, 1, 0]).samples
+    file = keep(handed, tmp_path_factory.getbasetemp())
+    assert file is not None
+    content = bytearray(file.read_bytes())
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    file.write_bytes(content[:kept])
+    try:
+        read_data(file)
+    except HoldfastError as error:
+        one_line(error, f"{file.name} cannot be read")
+    finally:
+        file.unlink()
 
 
 # ---- TOML ----

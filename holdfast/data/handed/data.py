@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
+from operator import index
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+from pydantic import BaseModel
 
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.memory import parse_bytes
@@ -71,18 +74,17 @@ class Data:
         title: str | None = None,
         **settings: Any,
     ):
-        for name in settings:
-            if name not in _SETTINGS:
-                raise ConfigError(f"holdfast.Data has no argument '{name}'{suggest(name, _SETTINGS)}")
+        _check_names_of(settings)
         how = _encoding(kind, layout, words)
         reading = Reading(label, (columns,) if isinstance(columns, str) else tuple(columns))
         self._settings = {name: given for name, given in settings.items() if given is not None}
         self._settings |= _normalising(normalise)
         self._keep, self._title = _limit(keep), title
-        if clients is None or isinstance(clients, int):
+        many = _number(clients)
+        if clients is None or many is not None:
             gathered = gather_dataset(X, y, test, users, reading)
-            named = check_names(names, clients)
-            self._settings |= {} if clients is None else {"clients": clients}
+            named = check_names(names, many) or self._users(gathered.names, many)
+            self._settings |= {} if many is None else {"clients": many}
         else:
             _check_alone(X, y, users, settings)
             gathered = gather_clients(clients, names, test, reading)
@@ -96,6 +98,12 @@ class Data:
         self.settings()  # a misspelt setting is an error before the data is read
         self._content = gathered.content(classes, how)
         self._handed: HandedOver | None = None
+
+    def _users(self, users: tuple[str, ...], clients: int | None) -> tuple[str, ...]:
+        """The names of users as those of the clients, where each user is a client."""
+        chosen = self._settings.get("partition")
+        name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(chosen, "name", chosen)
+        return users if name == "by-user" and clients in (None, len(users)) else ()
 
     @property
     def samples(self) -> HandedOver:
@@ -217,9 +225,20 @@ def data_of(given: Any) -> Data | None:
 
 
 def section_of(given: Any) -> Any:
-    """The data section of a config for what a caller gives; settings and anything else stay as they are."""
+    """The data section of a config for what a caller gives: data that is handed over, the name of a
+    dataset, or settings, which stay as they are."""
+    if isinstance(given, str):
+        return {"name": given}
     data = data_of(given)
-    return given if data is None else data.section()
+    if data is not None:
+        return data.section()
+    if given is None or isinstance(given, (Mapping, BaseModel)):
+        return given
+    raise ConfigError(
+        f"data: cannot read a {type(given).__name__}; give a list with one entry (X, y) for each client,"
+        f" a map from"
+        " names to entries, holdfast.Data(X, y, clients=20), the name of a dataset, or settings"
+    )
 
 
 def handed_again(given: Any) -> list[HandedOver]:
@@ -247,6 +266,26 @@ def merged(there: Any, given: Any) -> tuple[Any, Any]:
 def _are_entries(given: Any) -> bool:
     """Whether a list of 2 or 4 is a list of entries, rather than one entry."""
     return isinstance(given, (list, tuple)) and all(map(is_entry, given))
+
+
+def _check_names_of(settings: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not exist."""
+    for name in settings:
+        if name not in _SETTINGS:
+            known = [*_SETTINGS, *(word for word in signature(Data.__init__).parameters if word != "self")]
+            raise ConfigError(f"holdfast.Data has no argument '{name}'{suggest(name, known)}")
+
+
+def _number(clients: Any) -> int | None:
+    """The number of clients, if that is what was given."""
+    if clients is None or isinstance(clients, (list, tuple, Mapping)):
+        return None
+    try:
+        return index(clients)
+    except TypeError:
+        raise ConfigError(
+            f"clients: give their number, a list of entries or a map of names, not a {type(clients).__name__}"
+        ) from None
 
 
 def _check_alone(X: Any, y: Any, users: Any, settings: Mapping[str, Any]) -> None:

@@ -63,14 +63,16 @@ def encode(pieces: Sequence[Piece], train: int, how: Encoding) -> Encoded:
 def _kind_of(pieces: Sequence[Piece], asked: Asked) -> Kind:
     """What the samples are: bytes are images, whole numbers in rows are words, the rest are numbers."""
     kinds = [_own_kind(piece) for piece in pieces]
-    if asked != "auto":
-        return asked
+    if asked == "images":  # bytes, in whatever type they are stored
+        kinds = ["images" if kind == "whole numbers" else kind for kind in kinds]
     for piece, kind in zip(pieces, kinds, strict=True):
         if kind != kinds[0]:
             raise DataError(
                 f"data: {piece.where} has samples of {piece.x.dtype}, but those of {pieces[0].where} are"
                 f" {pieces[0].x.dtype}; give all clients the same type"
             )
+    if asked != "auto":
+        return asked
     if kinds[0] != "whole numbers":
         return kinds[0]
     if pieces[0].x.ndim == 2:

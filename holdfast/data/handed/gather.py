@@ -22,7 +22,7 @@ class Gathered:
 
     train: list[Piece]
     tests: list[Piece | None]
-    names: tuple[str, ...] = ()  # of the clients
+    names: tuple[str, ...] = ()  # of the clients, or of the users
     users: np.ndarray | None = None  # of each row: the client it was given for, or its user
 
     def content(self, classes: int | Sequence[str] | None, how: Encoding) -> Content:
@@ -51,16 +51,22 @@ def gather_dataset(X: Any, y: Any, test: Any, users: Any, how: Reading) -> Gathe
             " holdfast.Data(clients=[...])"
         )
     train, own = read_entry(X if y is None else (X, y), test, "the dataset", how)
-    return Gathered([train], [own], users=None if users is None else _numbered(users, len(train), own))
+    if users is None:
+        return Gathered([train], [own])
+    names, numbers = _numbered(users, len(train), own)
+    return Gathered([train], [own], names, numbers)
 
 
-def _numbered(users: Any, train: int, test: Piece | None) -> np.ndarray:
+def _numbered(users: Any, train: int, test: Piece | None) -> tuple[tuple[str, ...], np.ndarray]:
+    """The names of the users, where they are words, and the number of each row's user."""
     values = values_of(users, "the dataset", "users")
     rows = train + (0 if test is None else len(test))
     if len(values) != rows:
         also = "" if test is None else ", those of the test set included"
         raise DataError(f"data: there are {len(values):,} users for {rows:,} samples{also}")
-    return np.unique(np.asarray(values), return_inverse=True)[1].reshape(-1).astype(np.int64)
+    found, numbers = np.unique(np.asarray(values), return_inverse=True)
+    names = tuple(map(str, found)) if found.dtype.kind == "U" else ()
+    return names, numbers.reshape(-1).astype(np.int64)
 
 
 def gather_clients(entries: Any, names: Sequence[str] | None, test: Any, how: Reading) -> Gathered:

@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.core.errors import ConfigError, DataError, RunError
 from holdfast.core.files import HOST, plain_disk_errors, sync
+from holdfast.core.memory import physical_memory
 from holdfast.core.reading import is_whole, parse_json
 from holdfast.data.handed.content import SHOWN, Content, HandedOver
 
@@ -139,6 +140,8 @@ def read(path: Path) -> Content:
     from safetensors import SafetensorError, safe_open
 
     try:
+        if path.stat().st_size > physical_memory():
+            raise ValueError("it is larger than the memory")
         with safe_open(path, framework="numpy") as file:
             facts = parse_json((file.metadata() or {}).get("holdfast", ""))
             arrays = {name: file.get_tensor(name) for name in file.keys()}
