@@ -80,6 +80,7 @@ def show(
     """
     from holdfast.cli.part_text import example
     from holdfast.core.registry import KINDS, describe, parts
+    from holdfast.local.optimizers.torch_class import torch_name, torch_part
 
     with only_json(as_json):
         load_plugins(plugin)
@@ -87,6 +88,8 @@ def show(
         return _show_config(as_json)
     known = {kind: parts(kind) for kind in KINDS}
     found = [describe(known[kind][name]) for kind in KINDS if name in known[kind]]
+    if not found and torch_name(name) is not None:
+        found = [describe(torch_part(name))]
     if not found:
         names = {"config", *(n for parts_of_kind in known.values() for n in parts_of_kind)}
         raise ConfigError(f"no part is called '{name}'{suggest(name, names)}")

@@ -136,7 +136,8 @@ class RunContext:
             r.optimizer.persist and float(r.momentum) > 0,
             r.clip_gradient is None,
             None if self.step_factors() is None else identity(self.schedule),
-            None if r.optimizer.by_row else self.lr(),
+            # what gives the rate of every round; not that of this round, so that groups stay as they are
+            None if r.optimizer.by_row else (r.lr, self.lr_decay, self.rounds, identity(self.schedule)),
         )
 
 

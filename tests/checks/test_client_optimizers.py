@@ -198,6 +198,16 @@ def test_a_users_method_names_trainings_that_it_did_not_declare(simulate: One, f
     assert "rows/optimizer/train/first/step" in everything(run)
 
 
+def test_groups_stay_as_they_are_from_round_to_round(simulate: One) -> None:
+    """`holdfast plan` measures by group. A class of torch has one learning rate, which a schedule changes."""
+    for given in ("adam", "torch:NAdam"):
+        context = simulate(optimizer=given, schedule="cosine")._experiment.run_context
+        groups = set()
+        for context.round in (1, 2):
+            groups.add(context.group("train"))
+        assert len(groups) == 1
+
+
 def test_the_servers_own_training_starts_afresh(simulate: One) -> None:
     """FLTrust trains on the server's samples, as a client without a number."""
     run = simulate(

@@ -687,6 +687,12 @@ def test_show_describes_a_part(cli: Callable[..., Answer]) -> None:
     refused(cli("show", "dito"), "did you mean 'ditto'")
 
 
+def test_show_describes_a_class_of_torch(cli: Callable[..., Answer]) -> None:
+    said = cli("show", "torch:nadam")
+    assert said.code == 0 and "momentum_decay" in said.out and 'name = "torch:NAdam"' in said.out
+    assert "torch.optim has no 'Adem'" in cli("show", "torch:Adem").err
+
+
 def test_show_config_has_every_section(cli: Callable[..., Answer]) -> None:
     sections = json.loads(cli("show", "config", "--json").out)
     assert list(sections) == ["", "data", "train", "privacy", "evaluate", "engine"]

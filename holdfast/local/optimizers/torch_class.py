@@ -102,9 +102,8 @@ def classes() -> dict[str, type[torch.optim.Optimizer]]:
     }
 
 
-def torch_optimizer(chosen: Any, settings: Mapping[str, Any]) -> TorchOptimizer:
-    """Return a class of torch.optim, or one's own subclass of torch.optim.Optimizer, as a part. It is refused
-    where it cannot be stacked."""
+def torch_part(chosen: Any) -> type[TorchOptimizer]:
+    """Return a class of torch.optim, or one's own subclass of torch.optim.Optimizer, as a kind of part."""
     name = torch_name(chosen)
     if name is not None:
         found = classes().get(name.removeprefix(PREFIX))
@@ -118,6 +117,12 @@ def torch_optimizer(chosen: Any, settings: Mapping[str, Any]) -> TorchOptimizer:
     else:
         raise ConfigError("optimizer: give a name, or a class of torch.optim, not an object of one")
     kind: type[TorchOptimizer] = _part_of(found, name)  # type: ignore[arg-type]
+    return kind
+
+
+def torch_optimizer(chosen: Any, settings: Mapping[str, Any]) -> TorchOptimizer:
+    """Return such a class with its settings. It is refused where it cannot be stacked."""
+    kind = torch_part(chosen)
     try:
         part = kind(**settings)
     except INVALID as error:
@@ -125,8 +130,8 @@ def torch_optimizer(chosen: Any, settings: Mapping[str, Any]) -> TorchOptimizer:
     why = _stackable(part)
     if why is not None:
         raise ConfigError(
-            f"optimizer: {name} cannot train a stack of clients ({why}); choose sgd, adam, adamw, rmsprop"
-            " or another class of torch.optim"
+            f"optimizer: {kind.name} cannot train a stack of clients ({why}); choose sgd, adam, adamw,"
+            " rmsprop or another class of torch.optim"
         )
     return part
 
@@ -145,7 +150,9 @@ def _part_of(found: type[torch.optim.Optimizer], name: str) -> type[TorchOptimiz
     }
     made = create_model(found.__name__, __base__=TorchOptimizer, **fields)
     made.kind, made.name, made.of = "optimizer", name, found
-    made.__doc__ = f"torch.optim.{found.__name__}."
+    made.__doc__ = (
+        f"{found.__module__.partition('.')[0]}'s {found.__qualname__}, with the arguments of the class."
+    )
     return made
 
 
