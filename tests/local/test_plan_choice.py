@@ -14,8 +14,10 @@ from torch import Tensor, nn
 import holdfast
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
+from holdfast.core.registry import build
 from holdfast.local import plan_choice
 from holdfast.local.fit import Recipe
+from holdfast.local.plan import bytes_per_row
 from holdfast.results.run import Run
 from tests.helpers import deal, everything, network_of, random_samples, tiny
 
@@ -138,3 +140,15 @@ def test_sizes_of_programs_hold_no_more_than_the_memory(monkeypatch: pytest.Monk
         for room in (16 + 8, 16 + 7)
     ]
     assert [plan.sizes for plan in found] == [(8, 16), (16,)]
+
+
+def test_the_optimisers_state_counts_as_memory() -> None:
+    """Adam keeps two tensors where SGD keeps one; a state that is kept is also read and written."""
+    network = network_of(lambda: nn.Linear(3, 3))
+    sample, one = torch.zeros(3, dtype=torch.float64), network.layout.size * 8
+    sgd, adam, kept = (
+        bytes_per_row(network, sample, 5, build("optimizer", given).held())
+        for given in ("sgd", "adam", {"name": "adam", "persist": True})
+    )
+    assert sgd == bytes_per_row(network, sample, 5)
+    assert (adam - sgd, kept - sgd) == (one, 5 * one)
