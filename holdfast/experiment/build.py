@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from holdfast.attacks.adversary import Adversary
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
+from holdfast.core.registry import build
 from holdfast.data.federation import Federation, Samples, load_samples
 from holdfast.engine.run_context import Measure, RunContext
 from holdfast.experiment.config import Config, Parts
@@ -20,6 +21,7 @@ from holdfast.experiment.object_names import words
 from holdfast.local.fit import Recipe
 from holdfast.local.function_identity import described, name_of
 from holdfast.methods.base import ClientRule
+from holdfast.models.auto import Auto
 from holdfast.models.base import architecture, check_reads
 from holdfast.models.calling import adapt
 from holdfast.models.fit_check import Fit, check_fits
@@ -105,6 +107,15 @@ def measured_models(config: Config, parts: Parts) -> tuple[str, ...]:
 def measured_metrics(config: Config) -> tuple[str, ...]:
     """What is measured beside accuracy and loss, each once."""
     return tuple(dict.fromkeys(config.evaluate.metrics))
+
+
+def with_named_model(config: Config, parts: Parts, samples: Samples) -> tuple[Config, Parts]:
+    """The config and its parts with the network that `auto` means for these samples."""
+    if not isinstance(parts.model, Auto):
+        return config, parts
+    chosen = parts.model.chosen(samples.sample_shape, samples.words)
+    named = {"model": build("model", chosen)}
+    return config.model_copy(update={"model": chosen}), parts.model_copy(update=named)
 
 
 def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | None = None) -> Network:

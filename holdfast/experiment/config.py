@@ -151,7 +151,9 @@ class Config(Section):
 
     seed: int = setting(0, "random seed of data, model, cohorts and batches")
     data: DataSettings = DataSettings()
-    model: Chosen = setting("mlp", "`holdfast list models`, or holdfast.Model around a module")
+    model: Chosen = setting(
+        "auto", "`holdfast list models`, or a module of your own; auto: a network by the kind of the samples"
+    )
     method: Chosen = setting("fedcap", "`holdfast list methods`")
     aggregator: Chosen = setting(None, "`holdfast list aggregators`, with wrappers in `wrap`; none: the mean")
     detectors: tuple[Chosen, ...] = setting((), "`holdfast list detectors`")
@@ -228,10 +230,12 @@ def with_current_parts(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def completed(began: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain config as this version would write it: settings that are newer than it have their defaults."""
+    """A plain config as this version would write it: settings that are newer than it have their defaults. A
+    model that it does not name is mlp, the default of version 0.1."""
     usual = Config().plain()
     return {
         **usual,
+        "model": "mlp",
         **with_current_parts(began),
         **{name: {**usual[name], **began.get(name, {})} for name in ("data", "train", "evaluate", "engine")},
     }

@@ -22,6 +22,7 @@ from holdfast.experiment.build import (
     make_run_context,
     measured_metrics,
     measured_models,
+    with_named_model,
 )
 from holdfast.experiment.config import Config, Parts, check_cohort
 from holdfast.experiment.meter import Meter
@@ -45,6 +46,8 @@ class Experiment:
         self.key = Key(config.seed)
         self.federation = build_federation(config.data, self.key.fold("data"), samples)
         check_global_test(config, self.federation)
+        config, self.parts = with_named_model(config, self.parts, self.federation.samples)
+        self.config = config
         trainers = torch.tensor(
             [c for c in range(self.federation.clients) if c not in self.federation.held_out],
             dtype=torch.int64,

@@ -142,7 +142,9 @@ def config_of(
     `data` is what was handed over in Python, given again."""
     check_given([manifest["config"]], folder, data)
     if given is not None:
-        began, plain = completed(manifest["config"]), given.plain()
+        began = completed(manifest["config"])
+        given = with_model_of(began, given)
+        plain = given.plain()
         if is_word(began["model"]) and is_word(plain["model"]):
             began["model"] = plain[
                 "model"
@@ -161,6 +163,14 @@ def config_of(
         )
     table = with_data(manifest["config"], folder, data)
     return with_parts(lambda: make_config(table), folder, manifest.get("plugins", []))
+
+
+def with_model_of(began: Mapping[str, Any], given: Config) -> Config:
+    """The config with the model that a run began with, where the config leaves the choice to Holdfast: the
+    manifest names the choice, and version 0.1 chose otherwise."""
+    model, was = given.plain()["model"], began["model"]
+    auto = (model.get("name") if isinstance(model, Mapping) else model) == "auto"
+    return given.model_copy(update={"model": was}) if auto and not is_word(was) else given
 
 
 def warn_of_objects(folder: Path, config: Config) -> None:

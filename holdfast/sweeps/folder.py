@@ -34,6 +34,7 @@ from holdfast.experiment.manifest import (
     is_plan,
     read_manifest,
     run_folders,
+    with_model_of,
     with_parts,
 )
 from holdfast.experiment.object_names import agree, unnamed
@@ -115,7 +116,13 @@ class SweepFolder:
                     " choose another --out"
                 )
             return
-        if difference := _difference(_listed(self.path, there), self._content()["cells"]):
+        before = _listed(self.path, there)
+        if [cell["label"] for cell in before] == [place.label for place in self.cells]:
+            self.cells = [
+                replace(place, config=with_model_of(completed(cell["config"]), place.config))
+                for place, cell in zip(self.cells, before, strict=True)
+            ]
+        if difference := _difference(before, self._content()["cells"]):
             raise ConfigError(
                 f"{self.path} holds another sweep: {difference}; give the config it began with, or choose"
                 " another --out"

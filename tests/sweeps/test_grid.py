@@ -97,7 +97,7 @@ def test_overrides_know_the_defaults() -> None:
         {"method.name": "fedcap"},
         {"train.rounds": 50},
         {"data.partition.name": "pathological"},
-        {"model.name": "mlp"},
+        {"model.name": "auto"},
     ):
         found = cells(sweep={"seed": [0], "override": [{"when": when, "set": {"train.lr": 0.5}}]})
         assert found[0][1]["train"]["lr"] == 0.5, when
