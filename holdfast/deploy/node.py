@@ -33,7 +33,7 @@ from holdfast.data.node_data import holding
 from holdfast.data.samples import Samples
 from holdfast.data.sources.declared import Declared
 from holdfast.deploy.privacy import Guard
-from holdfast.engine.client_stack import ClientStack
+from holdfast.engine.client_stack import PASSES, ClientStack
 from holdfast.engine.client_task import EVALUATE, schema_of, sends_global_first
 from holdfast.engine.run_context import Call
 from holdfast.experiment.config import Config, make_config
@@ -135,6 +135,7 @@ class Node:
             self.experiment.run_context,
             guard,
         )
+        self.run_context.secret_noise = True  # the server knows the run's key
         self.device = device or torch.device("cpu")
         self.run_context.federation = own_data(self.experiment, client, bring)
         if bring is not None:
@@ -176,7 +177,12 @@ class Node:
             write_tensors(self._file(version), {name: value.cpu() for name, value in state.items()})
         if exchange.task == EVALUATE and not exchange.discard_state:
             self._keep_model(clients, exchange, before is not None, stored)
-        return fields if self.guard is None else self.guard.protect(fields, schema, exchange.task)
+        trained = fields.pop(PASSES, None)
+        if self.guard is None:
+            return fields
+        return self.guard.protect(
+            fields, schema, exchange.task, 1 if trained is None else max(1, int(trained[0, 0]))
+        )
 
     def _keep_model(self, clients: ClientStack, exchange: Exchange, known: bool, stored: State) -> None:
         """Save the model that this client uses from now on; the personal model exists nowhere else."""

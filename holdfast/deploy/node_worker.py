@@ -116,6 +116,16 @@ def guard_of(own: PrivacySettings | None, state: Path, config: Config) -> Guard 
             "node.toml: [privacy] differs from the experiment's [privacy]; make them equal, or leave one of"
             " them out"
         )
+    if privacy.of_samples and config.privacy is None:
+        raise ConfigError(
+            'node.toml: privacy.level = "sample" changes the training of all clients; set it in the'
+            " experiment"
+        )
+    if privacy.accounting == "poisson":
+        raise ConfigError(
+            'privacy.accounting: "poisson" is for simulations; in a federation the server knows the order of'
+            " the batches"
+        )
     if (
         declared is not None
         and privacy.others == "withhold"

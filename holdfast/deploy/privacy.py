@@ -46,11 +46,11 @@ class Account:
             )
         return [(float(multiplier), times) for multiplier, times in listed]
 
-    def with_one(self, multiplier: float) -> Releases:
+    def with_more(self, multiplier: float, times: int = 1) -> Releases:
         before = self.releases
         if before and before[-1][0] == multiplier:
-            return [*before[:-1], (multiplier, before[-1][1] + 1)]
-        return [*before, (multiplier, 1)]
+            return [*before[:-1], (multiplier, before[-1][1] + times)]
+        return [*before, (multiplier, times)]
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -92,25 +92,28 @@ class Guard:
         self.settings, self.account, self.norm_cap = settings, Account(state), norm_cap
         self.protection = Protection(settings)
 
-    def check(self, schema: Schema, task: str) -> None:
-        """Raise an error, before any work is done, if the reply may not leave."""
+    def check(self, schema: Schema, task: str, times: int = 1) -> None:
+        """Raise an error if the reply may not leave: before any work is done, and again where it took several
+        passes over the data (level sample)."""
         self.protection.check(schema, task, self.norm_cap)
         if self.protection.releases(schema) and self.settings.epsilon is not None:
-            after = epsilon_of(self.account.with_one(self.protection.multiplier), self.settings.delta)
+            after = epsilon_of(self.account.with_more(self.protection.multiplier, times), self.settings.delta)
             if after > self.settings.epsilon:
                 raise RunError(
                     f"privacy: the budget is spent (epsilon would be {after:.3g}, privacy.epsilon is"
                     f" {self.settings.epsilon:g})"
                 )
 
-    def protect(self, fields: Mapping[str, Tensor], schema: Schema, task: str) -> dict[str, Tensor]:
+    def protect(
+        self, fields: Mapping[str, Tensor], schema: Schema, task: str, times: int = 1
+    ) -> dict[str, Tensor]:
         """Return the reply as it may leave. A repeated reply is noised anew and so counted again."""
         counted = self.protection.releases(schema)
         with self.account.held():
-            self.check(schema, task)
+            self.check(schema, task, times)
             if counted:
                 # Before it leaves: a crash may count too much, never too little.
-                self.account.write(self.account.with_one(self.protection.multiplier))
+                self.account.write(self.account.with_more(self.protection.multiplier, times))
         out = self.protection.protect(fields, schema, task, secure_normal)
         if counted:
             self._report(schema)
@@ -120,10 +123,10 @@ class Guard:
         spent = self.account.spent(self.settings.delta)
         bare = self.protection.unprotected(schema)
         aside = f"; not protected: {', '.join(bare)}" if bare else ""
+        what = "pass" if self.settings.of_samples else "participation"
         print(
-            f"privacy: participation {spent['participations']:.0f}, epsilon"
-            f" {spent['epsilon/participation']:.4g} alone and {spent['epsilon/client']:.4g} in all, delta"
-            f" {self.settings.delta:g}{aside}",
+            f"privacy: {what} {spent['participations']:.0f}, epsilon {spent['epsilon/participation']:.4g}"
+            f" alone and {spent['epsilon/client']:.4g} in all, delta {self.settings.delta:g}{aside}",
             file=sys.stderr,
             flush=True,
         )

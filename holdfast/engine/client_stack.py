@@ -7,6 +7,8 @@ works on all rows (engine/client_task.py says what it does)."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from holdfast.core.device import deterministic_math, to_device
 from holdfast.core.keys import Key
-from holdfast.core.types import Exchange, State
+from holdfast.core.types import SCORE, Exchange, State
 from holdfast.data.federation import Padded
 from holdfast.engine.client_task import EVALUATE, Task, perform, personal_models
 from holdfast.engine.host_threads import joined
@@ -27,6 +29,8 @@ from holdfast.local.per_client import Settings, handed
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget
 
+PASSES = "privacy/passes"
+"""Under DP-SGD, a field beside those of the schema, which is not sent: passes over the data and steps."""
 TaskResult = tuple[State | None, Mapping[str, Tensor]]
 """New private rows of a stack (None: nothing changes), and the fields to send."""
 
@@ -52,6 +56,8 @@ class ClientStack:
             except torch.OutOfMemoryError:
                 forget()  # programs of other networks may hold what is missing; nothing was changed yet
                 state, fields = perform(first.rule, local, task)
+        if local.passes is not None and exchange.task not in (EVALUATE, SCORE):
+            fields = {**fields, PASSES: local.passes}
         return None if exchange.discard_state else state, fields
 
     def models(self, call: Call, kind: str, known: Tensor, stored: State) -> Tensor:
@@ -96,6 +102,7 @@ class ClientStack:
             settings=Settings(**handed("settings", settings, self._to_device)),
             selected=torch.cat(selected),
             round=first.round,
+            passes=None if first.recipe.sample_clip is None else torch.zeros(sum(sizes), 2).long(),
             facts=self._on_device(facts),
         )
 
@@ -178,7 +185,23 @@ def _recipe(calls: list[Call], sizes: list[int]) -> Recipe:
             else _spread(sizes, [float(context.recipe.clip_gradient or 0.0) for context in contexts])
         ),
     )
-    return replace(first, schedule=contexts[0].step_factors(), **handed("recipe", numbers))
+    made = replace(first, schedule=contexts[0].step_factors(), **handed("recipe", numbers))
+    return made if first.sample_clip is None else _private(calls, made)
+
+
+def _private(calls: list[Call], recipe: Recipe) -> Recipe:
+    """The same recipe with the settings of DP-SGD. The server's own pseudo-client and malicious clients
+    neither clip nor add noise."""
+    clips, noises = [], []
+    for call in calls:
+        context, ids = call.run_context, call.exchange.to
+        honest = call.exchange.is_client & ~torch.isin(ids, context.adversary.at(context.round))
+        clips.append(torch.where(honest, float(context.recipe.sample_clip or 0.0), math.inf).double())
+        noises.append(torch.where(honest, float(context.recipe.sample_noise), 0.0).double())
+    clip, noise, secret = torch.cat(clips), torch.cat(noises), None
+    if calls[0].run_context.secret_noise:
+        secret = torch.frombuffer(bytearray(os.urandom(8 * len(clip))), dtype=torch.int64)
+    return replace(recipe, sample_clip=clip, sample_noise=noise, noise_key=secret)
 
 
 def _spread(sizes: list[int], values: list[float]) -> Tensor:

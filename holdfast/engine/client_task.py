@@ -271,4 +271,5 @@ def pick(local: Local, rows: Tensor) -> Local:
         data=data,
         validation=validation,
         facts=rows_of(dict(local.facts), rows),
+        passes=None if local.passes is None else local.passes[rows],
     )

@@ -62,6 +62,11 @@ class RunContext:
     """All rounds of the experiment: a schedule over rounds may depend on their number."""
     privacy: Protection | None = None
     """How honest clients protect what they send; on a node of a federation its guard does that."""
+    secret_noise: bool = False
+    """Whether the noise of DP-SGD comes from the operating system and not from the run's key: on a node,
+    whose server knows the key."""
+    passes: tuple[Tensor, Tensor] | None = None
+    """Under DP-SGD: clients that trained in the last exchange, and their passes over the data and steps."""
     round: int = 0
     _wire: tuple[int, Wire] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -70,6 +75,7 @@ class RunContext:
         """The key by which a plan is chosen: time and memory of a step depend on it."""
         rule = self.recipe.optimizer
         update = "" if type(rule) is Sgd else f" {rule.name} {' '.join(rule.keeps(False))}"
+        update += "" if self.recipe.sample_clip is None else " per sample"
         return f"{self.network.signature} {self.network.dtype} batch {self.recipe.batch_size}{update}"
 
     def wire(self) -> Wire:
@@ -135,6 +141,7 @@ class RunContext:
             # the rows of a client's kept state are equal in all experiments of a stack
             r.optimizer.persist and float(r.momentum) > 0,
             r.clip_gradient is None,
+            r.sample_clip is None,
             None if self.step_factors() is None else identity(self.schedule),
             # what gives the rate of every round; not that of this round, so that groups stay as they are
             None if r.optimizer.by_row else (r.lr, self.lr_decay, self.rounds, identity(self.schedule)),

@@ -31,7 +31,7 @@ from holdfast.core.keys import Key
 from holdfast.core.memory import give_back_memory
 from holdfast.core.screening import screen
 from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
-from holdfast.engine.client_stack import ClientStack, TaskResult
+from holdfast.engine.client_stack import PASSES, ClientStack, TaskResult
 from holdfast.engine.client_task import EVALUATE, schema_of
 from holdfast.engine.host_threads import each, on_host
 from holdfast.engine.run_context import Call
@@ -194,6 +194,8 @@ class Simulator:
         an evaluation is measured by the simulator, not sent by clients. An update that is not finite is left
         to screening."""
         run_context, ex = call.run_context, call.exchange
+        trained = reply.pop(PASSES, None)
+        run_context.passes = None if trained is None else (ex.to, trained)
         protection = run_context.privacy
         if protection is None or ex.task == EVALUATE or not len(ex.to):
             return

@@ -29,6 +29,7 @@ from holdfast.models.network import Network
 from holdfast.models.own_module import Model, find_head, with_head
 from holdfast.models.weights import Weights
 from holdfast.privacy.protection import Protection
+from holdfast.privacy.settings import PrivacySettings
 from holdfast.storage.client_state import RowStore
 
 
@@ -59,6 +60,7 @@ def make_run_context(
         loss=parts.loss,
         optimizer=parts.optimizer,
         clip_gradient=train.clip_gradient,
+        **_dp_sgd(config.privacy),
     )
     poisoned = adversary.poison_data(federation, "test" if evaluate.test == "per-client" else "global_test")
     measure = Measure(
@@ -97,6 +99,13 @@ def check_global_test(config: Config, federation: Federation) -> None:
             'evaluate.test = "global": the data has no test set; give one, or leave it out to test every'
             " client on samples of its own"
         )
+
+
+def _dp_sgd(privacy: PrivacySettings | None) -> dict[str, Any]:
+    """What DP-SGD adds to a recipe."""
+    if privacy is None or not privacy.of_samples:
+        return {}
+    return {"sample_clip": privacy.clip, "sample_noise": privacy.noise * privacy.clip}
 
 
 def measured_models(config: Config, parts: Parts) -> tuple[str, ...]:

@@ -177,7 +177,7 @@ def _row(experiment: Experiment) -> int:
         run_context.network,
         run_context.federation.samples.blank(run_context.network.dtype),
         run_context.recipe.batch_size,
-        run_context.recipe.optimizer.held(),
+        run_context.recipe.held(),
     )
 
 

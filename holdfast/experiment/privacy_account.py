@@ -7,13 +7,18 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from holdfast.core.errors import ConfigError
 from holdfast.core.generators import Steps
 from holdfast.core.types import ROOT, Exchange
 from holdfast.engine.client_task import schema_of
 from holdfast.engine.run_context import RunContext
 from holdfast.evaluation.metrics import Figures
-from holdfast.privacy.accounting import epsilon_of, need_accountant
+from holdfast.local.client import passes_of
+from holdfast.methods.base import ClientRule
+from holdfast.models.network import Network
+from holdfast.privacy.accounting import epsilon_of, epsilon_of_samples, need_accountant
 from holdfast.privacy.protection import Protection
 from holdfast.privacy.settings import PrivacySettings
 
@@ -45,8 +50,9 @@ class PrivacyAccount:
 
 
 class ClientAccount(PrivacyAccount):
-    """Counts the replies of every client that noise protects. A malicious client protects nothing and is not
-    counted. Raises a ConfigError where the method would send what noise does not protect."""
+    """Counts what every client told that noise protects: replies or, at level `sample`, the passes over its
+    data (or steps) of its training. A malicious client protects nothing and is not counted. Raises a
+    ConfigError where the method would send what noise does not protect."""
 
     def __init__(self, settings: PrivacySettings, run_context: RunContext):
         self.settings, self.run_context, self.protection = settings, run_context, Protection(settings)
@@ -55,23 +61,54 @@ class ClientAccount(PrivacyAccount):
         rule, wire = run_context.rule, run_context.wire()
         for task in sorted(rule.tasks):
             self.protection.check(rule.schema(task, wire), task, run_context.norm_cap)
+        if settings.of_samples:
+            check_dp_sgd(rule, run_context.network)
         self.releases = torch.zeros(run_context.federation.clients, dtype=torch.int64)
+        self.next = self._planned()
         self.withheld: set[int] = set()
+
+    def _planned(self) -> Tensor:
+        """int64 [clients]: how much the next reply of each client is expected to count."""
+        if not self.settings.of_samples:
+            return torch.ones_like(self.releases)
+        recipe, count = self.run_context.recipe, self.run_context.federation.train.counts
+        per_pass = count // recipe.batch_size if recipe.drop_last else -(-count // recipe.batch_size)
+        planned = per_pass * recipe.epochs if recipe.steps is None else per_pass.clamp(max=1) * recipe.steps
+        steps = planned.repeat(self.run_context.rule.models_per_client)
+        return passes_of(steps, count, recipe)[:, self._column].clamp(min=1)
+
+    @property
+    def _column(self) -> int:
+        """Which of a training's numbers counts: its passes over the data, or its steps."""
+        return int(self.settings.accounting == "poisson")
 
     def ask(self, exchange: Exchange) -> Steps:
         context = self.run_context
         schema = schema_of(context.rule, exchange, context.wire(), context.measure)
         if not self.protection.releases(schema):
             return (yield exchange)
-        bound = self._bound(exchange.to)
-        spent = torch.zeros_like(bound)
-        spent[bound] = self._would_exceed(exchange.to[bound])
+        spent = self._bound(exchange.to) & self._would_exceed(exchange.to)
         self.withheld.update(exchange.to[spent].tolist())
+        context.passes = None
         up = yield exchange.only(~spent)
+        self._learn(context.passes)
+        above = self._bound(up.ids) & self._would_exceed(up.ids)  # it trained more than was expected
+        self.withheld.update(up.ids[above].tolist())
+        up = up.only(~above)
         told = torch.tensor(sorted({*up.ids.tolist(), *up.refused}), dtype=torch.int64)
+        told = told[self._bound(told)]
         self.releases = self.releases.clone()
-        self.releases[told[self._bound(told)]] += 1
+        self.releases[told] += self.next[told]
         return up
+
+    def _learn(self, trained: tuple[Tensor, Tensor] | None) -> None:
+        """Note how much the clients trained; a federation's server does not learn it, and counts what was
+        planned."""
+        if trained is not None:
+            ids, numbers = trained
+            clients = ids != ROOT
+            self.next = self.next.clone()
+            self.next[ids[clients]] = numbers[clients, self._column]
 
     def _bound(self, ids: Tensor) -> Tensor:
         """bool: which of these are honest clients, which keep to [privacy]."""
@@ -83,15 +120,21 @@ class ClientAccount(PrivacyAccount):
         limit = self.settings.epsilon
         if limit is None:
             return torch.zeros(len(ids), dtype=torch.bool)
-        return torch.tensor([self._epsilon(n + 1) > limit for n in self.releases[ids].tolist()]).bool()
+        after = (self.releases + self.next).tolist()
+        return torch.tensor([c != ROOT and self._epsilon(c, after[c]) > limit for c in ids.tolist()]).bool()
 
-    def _epsilon(self, releases: int) -> float:
-        counted = [(self.protection.multiplier, releases)] if releases else []
-        return epsilon_of(counted, self.settings.delta)
+    def _epsilon(self, client: int, releases: int) -> float:
+        settings = self.settings
+        if settings.accounting == "poisson":
+            count = int(self.run_context.federation.train.counts[client])
+            rate = min(1.0, self.run_context.recipe.batch_size / max(count, 1))
+            return epsilon_of_samples(settings.noise, rate, releases, settings.delta)
+        return epsilon_of([(self.protection.multiplier, releases)] if releases else [], settings.delta)
 
     def epsilon(self) -> Tensor:
         """float64 [clients]: what each has spent; infinite without noise."""
-        return torch.tensor([self._epsilon(n) for n in self.releases.tolist()], dtype=torch.float64)
+        spent = [self._epsilon(client, n) for client, n in enumerate(self.releases.tolist())]
+        return torch.tensor(spent, dtype=torch.float64)
 
     def figures(self) -> Figures:
         """The largest epsilon of a client, which holds for all of them (null: no noise, so no guarantee), and
@@ -112,8 +155,32 @@ class ClientAccount(PrivacyAccount):
 
     def state(self) -> dict[str, Tensor]:
         withheld = torch.tensor(sorted(self.withheld), dtype=torch.int64)
-        return {"privacy/releases": self.releases, "privacy/withheld": withheld}
+        return {"privacy/releases": self.releases, "privacy/next": self.next, "privacy/withheld": withheld}
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        self.releases = saved["privacy/releases"]
+        self.releases, self.next = saved["privacy/releases"], saved["privacy/next"]
         self.withheld = set(saved["privacy/withheld"].tolist())
+
+
+def check_dp_sgd(rule: ClientRule, network: Network) -> None:
+    """Refuse methods and models whose training DP-SGD does not protect."""
+    if not vars(type(rule)).get("only_fit", False):
+        raise ConfigError(
+            f"privacy.level = \"sample\": method '{rule.method.name}' learns from its samples in other ways"
+            ' than by the steps of local training, which DP-SGD does not protect; use level = "client"'
+        )
+    mixing = (*network.masked, *_batch_statistics(network))
+    if mixing:
+        raise ConfigError(
+            f"privacy.level = \"sample\": layer '{mixing[0]}' mixes the samples of a batch, so their"
+            " gradients cannot be clipped one by one; use a model without BatchNorm (GroupNorm is fine)"
+        )
+
+
+def _batch_statistics(network: Network) -> list[str]:
+    """Layers that keep running statistics of what they see."""
+    return [
+        name
+        for name, module in network.module.named_modules()
+        if isinstance(module, _BatchNorm) or getattr(module, "track_running_stats", False)
+    ]

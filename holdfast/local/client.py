@@ -83,6 +83,9 @@ class Local:
     memory: OptimizerMemory | None = None
     """The optimisers' states that these clients keep from round to round, where they do."""
 
+    passes: Tensor | None = None
+    """Under DP-SGD: int64 [n, 2], passes over the data and steps of all models that were trained so far."""
+
     @property
     def n(self) -> int:
         return len(self.ids)
@@ -112,6 +115,8 @@ class Local:
         )
         if before is not None and self.memory is not None:
             self.memory.after(purpose, fitted.state)
+        if self.passes is not None:
+            self.passes.add_(passes_of(fitted.steps, self.count, recipe))
         return fitted
 
     @property
@@ -136,6 +141,15 @@ class Local:
             "count": self.count.to(sent.dtype),
             "loss": fitted.loss[: self.n].to(sent.dtype),
         }
+
+
+def passes_of(steps: Tensor, count: Tensor, recipe: Recipe) -> Tensor:
+    """int64 [n, 2]: how often a training went through each client's samples, begun passes included, and how
+    many steps it took, for all models [r * n] together."""
+    each = steps.cpu().view(-1, len(count))
+    whole = count.cpu() // recipe.batch_size
+    per_pass = (whole if recipe.drop_last else -(-count.cpu() // recipe.batch_size)).clamp(min=1)
+    return torch.stack([-(-each // per_pass), each], -1).sum(0)
 
 
 def _check_own_step(recipe: Recipe) -> None:

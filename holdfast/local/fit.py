@@ -16,8 +16,9 @@ from holdfast.core.keys import Key
 from holdfast.core.types import State
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.batch_order import schedule
-from holdfast.local.gradients import Single, Stacked, Step, apply_step, no_luck
+from holdfast.local.gradients import Stacked, Step, apply_step, no_luck
 from holdfast.local.per_client import plain, training
+from holdfast.local.per_sample import single_gradients, stacked_gradients, with_privacy
 from holdfast.local.plan import REPLAYED, STACKED, Plan
 from holdfast.local.programs import CannotReplay, replay
 from holdfast.local.row_numbers import PerRow, arranged
@@ -97,9 +98,8 @@ def _fitted(
         recipe.shuffle,
         recipe.drop_last,
     )
-    stack = Stack.of(
-        network, model, samples, data, key, recipe, order, pull, trainable, aux or {}, step, state
-    )
+    aux = with_privacy(aux, recipe, key, model, step is not None)
+    stack = Stack.of(network, model, samples, data, key, recipe, order, pull, trainable, aux, step, state)
     # rows with the most steps come first: then the rows still training are always the first ones, and the
     # rows of a chunk finish at about the same step
     ranking = np.argsort(-order.steps[np.arange(rows) % clients], kind="stable")
@@ -145,7 +145,7 @@ def _train_together(stack: Stack, rows: Tensor, precision: Precision) -> Trained
     wanted, partly = stack.trained()
     whole, factors = stack.update(rows, wanted, params, partly), stack.factors_of(rows)
     run = apply_step(network, stack.recipe.loss, stack.step, precision) if stack.step else None
-    stepper = Stacked(network, stack.recipe.loss, precision)
+    stepper = stacked_gradients(network, stack.recipe.loss, precision, stack.recipe)
     steps = stack.order.steps[stack.owner(rows).numpy()]
     losses = torch.zeros(len(rows), dtype=network.dtype, device=stack.model.device)
     sizes = stack.order.size[:, stack.owner(rows).numpy()]
@@ -155,7 +155,7 @@ def _train_together(stack: Stack, rows: Tensor, precision: Precision) -> Trained
         m = counts[t]
         now = slice(0, m)
         active, state = {k: v[now] for k, v in params.items()}, {k: v[now] for k, v in buffers.items()}
-        key = stack.dropout(rows[now], t) if network.needs_key else no_keys[now]
+        key = stack.dropout(rows[now], t) if stack.needs_key else no_keys[now]
         update = whole.rows(now) if factors is None else whole.rows(now).scaled(factors[t, now])
         if run is not None:
             lr = torch.as_tensor(update.lr, dtype=network.dtype, device=stack.model.device).expand(m)
@@ -186,7 +186,7 @@ def _train_each(stack: Stack, rows: Tensor, precision: Precision) -> Trained:
     wanted, partly = stack.trained()
     whole, factors = stack.update(rows, wanted, params, partly), stack.factors_of(rows)
     run = apply_step(network, loss, stack.step, precision) if stack.step else None
-    stepper = Single(network, loss, precision)
+    stepper = single_gradients(network, loss, precision, stack.recipe)
     losses = torch.zeros(len(rows), dtype=network.dtype, device=stack.model.device)
     own_luck = no_luck(stack.model.device)
     for i, row in enumerate(rows):
@@ -201,7 +201,7 @@ def _train_each(stack: Stack, rows: Tensor, precision: Precision) -> Trained:
         batches = stack.batches(int(row), owner)
         for t in range(int(stack.order.steps[owner])):
             batch = next(batches)
-            key = stack.dropout(row[None], t)[0] if network.needs_key else _NO_KEY
+            key = stack.dropout(row[None], t)[0] if stack.needs_key else _NO_KEY
             if own_factors is not None:
                 update.lr = lr_at_first * own_factors[t]
             if run is not None:

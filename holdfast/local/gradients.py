@@ -48,7 +48,7 @@ def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     ]
 
 
-class _LossModule(nn.Module):
+class LossModule(nn.Module):
     """The loss as a module, so that `functional_call` replaces the tensors everywhere and the loss may call
     any submodule."""
 
@@ -97,7 +97,7 @@ class Stacked:
 
     def __init__(self, network: Network, loss: Loss, precision: Precision = "fp32"):
         self.network, self.precision = network, precision
-        self.wrapped = _LossModule(network.module.train(), loss)
+        self.wrapped = LossModule(network.module.train(), loss)
         self.padded, self.full = vmap(partial(self._one, full=False)), vmap(partial(self._one, full=True))
 
     def _one(
@@ -147,7 +147,7 @@ def apply_step(
 ) -> Callable[..., tuple[Tensors, Tensors, Tensor]]:
     """Return a user's step as a pure function of one client's tensors: (params, buffers, batch, key, lr) ->
     (params, buffers, loss)."""
-    wrapped = _LossModule(network.module.train(), loss)
+    wrapped = LossModule(network.module.train(), loss)
 
     def run(
         params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, lr: Tensor

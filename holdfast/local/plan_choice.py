@@ -70,7 +70,7 @@ def choose(
     device = data.rows.device
     sample = samples.blank(network.dtype)
     network.module.to(device)
-    per_row = bytes_per_row(network, sample, recipe.batch_size, recipe.optimizer.held())
+    per_row = bytes_per_row(network, sample, recipe.batch_size, recipe.held())
     groups = tuple(sizes) or (rows,)
     plans = {name: _plan(name, groups, memory, per_row, precision, device) for name in get_args(PlanName)}
     if asked != "auto":

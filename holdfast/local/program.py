@@ -22,6 +22,7 @@ from holdfast.local.augment import Augment
 from holdfast.local.function_identity import identity, same
 from holdfast.local.gradients import Stacked, Tensors, apply_step
 from holdfast.local.losses import Batch
+from holdfast.local.per_sample import stacked_gradients
 from holdfast.local.row_numbers import is_zero
 from holdfast.local.stack import Stack
 from holdfast.local.update import Update
@@ -134,7 +135,7 @@ class Program:
         if s.scheduled:
             self.memory["factor"] = room()
         self.memory["now"] = room(2 * s.batch_size + 4, dtype=torch.int64)
-        self._stepper = Stacked(network, loss, s.precision)
+        self._stepper = stacked_gradients(network, loss, s.precision, stack.recipe)
         self._run = apply_step(network, loss, step, s.precision) if step else None
         self.graph: torch.cuda.CUDAGraph | None = None
         if s.device.type == "cuda":

@@ -56,6 +56,16 @@ class Recipe:
     clip_gradient: PerRow | None = None
     """The largest norm of a client's whole gradient; None: no bound."""
     schedule: StepFactors | None = None
+    sample_clip: PerRow | None = None
+    """DP-SGD: the largest norm of the gradient of a single sample; None: samples are not clipped."""
+    sample_noise: PerRow = 0.0
+    """DP-SGD: deviation of the noise on the sum of a batch's clipped gradients."""
+    noise_key: Tensor | None = None
+    """DP-SGD on a node: randomness of its own, one number for each client; None: the run's key decides."""
+
+    def held(self) -> int:
+        """How many times a stack holds the size of the parameters for each model, beside their values."""
+        return self.optimizer.held() + (0 if self.sample_clip is None else self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -288,6 +298,11 @@ class Stack:
                     0
                 ]
             yield Batch(self.network.ordered(x), labels[t, :size], ones[:size], aux)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a step draws random numbers: for the model, or for the noise of DP-SGD."""
+        return self.network.needs_key or self.recipe.sample_clip is not None
 
     def dropout(self, rows: Tensor, t: int) -> Tensor:
         return to_device(self.key[self.owner(rows)].fold("dropout", t).bits, self.model.device)

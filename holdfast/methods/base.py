@@ -43,6 +43,9 @@ class ClientRule:
     `local.facts`, for example {"target"}."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
+    only_fit: ClassVar[bool] = False
+    """Whether all that it learns from a client's samples it learns by `local.fit`, without a step of its own:
+    then DP-SGD protects what it sends. Counted only where the class itself declares it."""
     refuses: ClassVar[Mapping[str, str]] = {}
     """Settings of local training that it cannot follow, each with the reason: `optimizer` (any but sgd),
     `optimizer.persist`, `train.clip_gradient`."""

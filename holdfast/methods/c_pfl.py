@@ -33,6 +33,7 @@ from holdfast.models.network import Network
 class CPflClient(ClientRule):
     """Train the backbone under the common head; store the committee's feedback; in the end tune the head."""
 
+    only_fit = True
     method: CPfl
     tasks: ClassVar[frozenset[str]] = frozenset({"train", "notify", "tune"})
     quiet: ClassVar[frozenset[str]] = frozenset({"notify"})

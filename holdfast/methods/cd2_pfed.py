@@ -54,6 +54,7 @@ def _said(net: nn.Module, x: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
 class Cd2PfedClient(ClientRule):
     """The shared channels from the server, the private ones from oneself."""
 
+    only_fit = True
     method: Cd2Pfed
     models_per_client = 3
 

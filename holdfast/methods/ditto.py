@@ -21,6 +21,7 @@ from holdfast.methods.base import ClientRule, Fields, Method
 class DittoClient(ClientRule):
     """Train the received w for the server and the private v for the client itself."""
 
+    only_fit = True
     models_per_client = 2
 
     def trainings(self) -> Mapping[str, int]:

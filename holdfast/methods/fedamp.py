@@ -30,6 +30,8 @@ from holdfast.methods.context import Context
 class FedAmpClient(ClientRule):
     """Go on training the own model, pulled to the mixture that the server sent."""
 
+    only_fit = True
+
     def init(self, local: Local) -> State:
         return {"own": local.initial}
 

@@ -18,6 +18,8 @@ from holdfast.methods.base import ClientRule, Fields, Method
 class FedAvgClient(ClientRule):
     """Train the received model, send the difference."""
 
+    only_fit = True
+
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         fitted = local.fit(received.model)
         return state, local.report(fitted.model, received, fitted)

@@ -24,6 +24,8 @@ from holdfast.methods.base import ClientRule, Fields, Method
 class FedAvgFtClient(ClientRule):
     """FedAvg's client that remembers its own trained model."""
 
+    only_fit = True
+
     def init(self, local: Local) -> State:
         return {"own": local.initial}
 

@@ -34,6 +34,7 @@ PAPER = "Oh et al., FedBABU: Towards Enhanced Representation for Federated Image
 class FedBabuClient(ClientRule):
     """Train the body under the common head; in the end, tune."""
 
+    only_fit = True
     tasks = frozenset({"train", "tune"})
     method: FedBabu
 

@@ -38,6 +38,7 @@ class FedCapClient(ClientRule):
     """Train the received model for the server and, unless switched off, a private one for the client
     itself."""
 
+    only_fit = True
     method: FedCap
     tasks = frozenset({"train", "request"})
     quiet = optional = frozenset({"request"})

@@ -50,6 +50,8 @@ class Present(ReplacedHead):
 class FedGCClient(ClientRule):
     """Train body and head on the classes at hand; send both, and which classes these are."""
 
+    only_fit = True
+
     def network(self, module: nn.Module) -> nn.Module:
         return replace_head(module, self.head_name, Present)
 

@@ -23,6 +23,8 @@ PAPER = "Arivazhagan et al., Federated Learning with Personalization Layers, arX
 class FedPerClient(PartialSharingClient):
     """W_B from the server, W_P,k from the client itself."""
 
+    only_fit = True
+
     def shared(self, network: Network, round: int) -> Tensor:
         return ~network.head
 

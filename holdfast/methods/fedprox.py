@@ -17,6 +17,8 @@ from holdfast.methods.base import ClientRule, Fields, Method
 class FedProxClient(ClientRule):
     """Train the received model while being pulled back to it."""
 
+    only_fit = True
+
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         fitted = local.fit(received.model, pull=(received.model, local.settings.mu))
         return state, local.report(fitted.model, received, fitted)

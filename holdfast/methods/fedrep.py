@@ -25,6 +25,7 @@ PAPER = "Collins et al., Exploiting Shared Representations for Personalized Fede
 class FedRepClient(ClientRule):
     """The head on the received body, then the body under that head."""
 
+    only_fit = True
     method: FedRep
 
     def trainings(self) -> Mapping[str, int]:

@@ -26,6 +26,8 @@ PAPER = (
 class LgFedAvgClient(PartialSharingClient):
     """g from the server, l_k from the client itself."""
 
+    only_fit = True
+
     def shared(self, network: Network, round: int) -> Tensor:
         return network.head
 

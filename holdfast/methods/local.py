@@ -21,6 +21,8 @@ from holdfast.models.network import Network
 class LocalClient(ClientRule):
     """Continue to train the own model."""
 
+    only_fit = True
+
     def shared(self, network: Network, round: int) -> Tensor:
         return torch.zeros(network.layout.size, dtype=torch.bool)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 from holdfast.core.errors import ConfigError
 
@@ -17,7 +19,7 @@ _ALPHAS = [
     *map(float, range(12, 64)),
     *(2.0**x for x in range(6, 14)),
 ]
-Releases = list[tuple[float, int]]
+Releases = Sequence[tuple[float, int]]
 """Noise multipliers and how often each was used, in order."""
 
 
@@ -34,6 +36,25 @@ def epsilon_of(releases: Releases, delta: float) -> float:
 
     epsilon_of([(0.5, 10)], 1e-5)    # ten releases with noise half as large as the distance"""
     return _epsilon(tuple(releases), delta)
+
+
+def epsilon_of_samples(multiplier: float, rate: float, steps: int, delta: float) -> float:
+    """Return epsilon for steps on Poisson samples, each of which takes a sample with probability `rate`."""
+    if not steps:
+        return 0.0
+    if multiplier <= 0:
+        return math.inf
+    from opacus.accountants.analysis import rdp
+
+    one = _divergences(multiplier, rate)  # of one step; those of several steps add up
+    return float(rdp.get_privacy_spent(orders=_ALPHAS, rdp=one * steps, delta=delta)[0])
+
+
+@lru_cache(maxsize=4096)
+def _divergences(multiplier: float, rate: float) -> Any:
+    from opacus.accountants.analysis import rdp
+
+    return rdp.compute_rdp(q=rate, noise_multiplier=multiplier, steps=1, orders=_ALPHAS)
 
 
 @lru_cache(maxsize=4096)

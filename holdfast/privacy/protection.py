@@ -3,7 +3,12 @@
 All fields of kind `update` of a reply together are clipped to length `clip`, and every number gets Gaussian
 noise with deviation `noise * clip`. Two clients' clipped updates are at most 2 * clip apart, so for a server
 that knows who took part, and may suppose any other data behind the update, the noise multiplier is noise / 2;
-that is what is accounted, without any gain from sampling."""
+that is what is accounted, without any gain from sampling.
+
+At level `sample`, updates leave as they are: training itself has clipped and noised the gradients
+(holdfast/local/per_sample.py). In a pass over its data, each sample is in one batch, and another sample in
+its place changes the sum of that batch by at most 2 * clip: so each pass is a release, with the multiplier
+noise / 2."""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ class Protection:
 
     @property
     def multiplier(self) -> float:
-        """Noise in units of the distance of two updates."""
+        """Noise in units of the distance of two updates, or of the sums of two batches."""
         return self.settings.noise / 2
 
     def releases(self, schema: Schema) -> bool:
@@ -41,7 +46,7 @@ class Protection:
 
     def check(self, schema: Schema, task: str, norm_cap: float | None) -> None:
         """Raise an error, before any work is done, if no reply of this schema may leave."""
-        size = sum(_size(schema[name]) for name in updates(schema))
+        size = 0 if self.settings.of_samples else sum(_size(schema[name]) for name in updates(schema))
         length = self.settings.clip * (1 + self.settings.noise * math.sqrt(size))
         if norm_cap is not None and length > norm_cap:
             raise ConfigError(
@@ -65,7 +70,8 @@ class Protection:
                 instead = withheld(name, field, task, self.settings.count)
                 if instead is not None:
                     out[name] = torch.full_like(fields[name], instead)
-        if names := updates(schema):
+        names = [] if self.settings.of_samples else updates(schema)
+        if names:
             out |= noised(
                 {name: fields[name] for name in names}, self.settings.clip, self.settings.noise, normal
             )

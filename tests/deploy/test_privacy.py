@@ -226,3 +226,39 @@ def test_settings_of_node_and_experiment_that_differ_are_refused(tmp_path: Path)
     config = write_config(tmp_path, "fedavg", rounds=1, train="[privacy]\nnoise = 0.5")
     with pytest.raises(RunError, match=r"\[privacy\] differs from the experiment's"):
         federate(config, tmp_path / "fed", tmp_path / "nodes", "noise = 0.1")
+
+
+def dp_sgd(folder: Path, noise: float, more: str = "") -> Path:
+    train = "lr = 1.0\nlocal_steps = 3"
+    private = f'level = "sample"\nclip = 0.1\nnoise = {noise}\nothers = "send"\n{more}'
+    lines = f"{train}\n[privacy]\n{private}"
+    return write_config(folder, "ditto", rounds=2, file=f"dp{noise}", train=lines)
+
+
+def on_nodes(config: Path, folder: Path, name: str) -> Path:
+    settings = {"config": str(config), "out": str(folder / name), "deadline": 0.2, "join": 5.0}
+    serve(LocalGrid(folder / f"{name}-nodes", settings), settings)
+    return folder / name
+
+
+def test_dp_sgd_on_nodes_has_the_simulators_numbers_and_noise_that_the_server_does_not_know(
+    tmp_path: Path,
+) -> None:
+    """Two models of each client are trained for a part of an epoch in two rounds: four passes are begun."""
+    still, noisy = dp_sgd(tmp_path, 0.0), dp_sgd(tmp_path, 2.0)
+    simulate(still, tmp_path / "still")
+    assert_same_runs(tmp_path / "still", on_nodes(still, tmp_path, "fed"), rounds=2)
+    simulate(noisy, tmp_path / "noisy")
+    simulated, first, second = (
+        Store(run).head()[1]["server/model"]  # type: ignore[index]
+        for run in (tmp_path / "noisy", on_nodes(noisy, tmp_path, "one"), on_nodes(noisy, tmp_path, "two"))
+    )
+    assert all((a - b).abs().max() > 0.01 for a, b in [(simulated, first), (first, second)])
+    assert [Account(tmp_path / "one-nodes" / f"node{c}").releases for c in range(3)] == [[(1.0, 4)]] * 3
+    for run in ("noisy", "one"):
+        assert Store(tmp_path / run).arrays(2)["privacy/releases"].tolist() == [4, 4, 4]
+
+
+def test_poissons_assumption_is_not_for_nodes(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="the server knows the order of the batches"):
+        on_nodes(dp_sgd(tmp_path, 1.0, 'accounting = "poisson"'), tmp_path, "fed")

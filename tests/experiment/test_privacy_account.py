@@ -148,3 +148,97 @@ def test_without_opacus_the_error_names_the_extra(simulate: One, monkeypatch: py
     simulate(train=ONCE, privacy={"noise": 0.0})
     with pytest.raises(ConfigError, match=r"pip install 'holdfast\[privacy\]'"):
         simulate(train=ONCE, privacy={"noise": 1.0})
+
+
+# ---- DP-SGD
+
+
+SAMPLE: dict[str, Any] = {"level": "sample", "clip": 0.5, "noise": 0.0}
+
+
+def test_samples_are_clipped_in_training_and_updates_are_not(simulate: One) -> None:
+    plain, loose, tight = (
+        simulate(train=ONCE, privacy=privacy)
+        for privacy in (None, SAMPLE | {"clip": 1e9, "others": "send"}, SAMPLE | {"clip": 0.01})
+    )
+    torch.testing.assert_close(everything(loose)["server/model"], everything(plain)["server/model"])
+    assert (norms(tight) < norms(plain) / 10).all() and (norms(tight) > 0).all()
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedrep", "c-pfl", "cd2-pfed"])
+def test_cells_with_other_clips_and_noise_are_fused_and_equal_their_own_runs(
+    method: str, simulate: One, simulate_all: All
+) -> None:
+    split = {"train": 0.5, "validation": 0.25, "test": 0.25}
+    common: dict[str, Any] = {"method": method, "data": {"clients": 4, "split": split}, "train": ONCE}
+    settings = (SAMPLE, SAMPLE | {"noise": 1.0}, SAMPLE | {"clip": 0.1, "noise": 2.0}, {"noise": 1.0})
+    tables = [{**common, "privacy": one | {"others": "send"}} for one in settings] + [common]
+    together = simulate_all(tables)
+    assert len({str(everything(run)["server/model"].tolist()) for run in together}) == len(tables)
+    for table, run in zip(tables, together, strict=True):
+        assert_same(everything(run), everything(simulate(**table)))
+
+
+@pytest.mark.parametrize("plan", ["loop", "compiled-vmap"])
+def test_every_plan_gives_the_same_run(plan: str, simulate: One) -> None:
+    noisy = {"privacy": SAMPLE | {"noise": 1.0}, "method": "ditto"}
+    engine = {"plan": plan, "threads": 1}
+    assert_same(everything(simulate(**noisy, engine=engine)), everything(simulate(**noisy)))
+
+
+def test_passes_over_the_data_are_counted_or_steps_by_poissons_assumption(simulate: One) -> None:
+    """Two epochs of two models in each of two rounds are eight passes; a client with n samples takes n / 5
+    steps, rounded up, in each."""
+    train = {"rounds": 2, "local_epochs": 2}
+    private = {"method": "ditto", "train": train, "privacy": SAMPLE | {"noise": 4.0}}
+    run = simulate(**private)
+    assert run.store.arrays(2)["privacy/releases"].tolist() == [8] * 5
+    assert run.final["privacy/epsilon"] == epsilon_of([(2.0, 8)], 1e-5)
+    private["privacy"] = SAMPLE | {"noise": 4.0, "accounting": "poisson"}
+    poisson = simulate(**private)
+    counts = poisson._experiment.federation.train.counts
+    steps = 8 * -(-counts // 5)
+    assert torch.equal(poisson.store.arrays(2)["privacy/releases"], steps)
+    from opacus.accountants import RDPAccountant
+
+    library = RDPAccountant()
+    library.history = [(4.0, 5 / int(counts[0]), int(steps[0]))]
+    epsilon = poisson.store.arrays(2)["verdict/tables/epsilon"]
+    assert float(epsilon[0]) == pytest.approx(library.get_epsilon(1e-5, alphas=accounting._ALPHAS), rel=1e-9)
+
+
+def test_a_budget_of_passes_stops_a_client(simulate: One) -> None:
+    limit = epsilon_of([(2.0, 5)], 1e-5) * 1.001  # two rounds of two passes fit, a third does not
+    train = {"rounds": 3, "local_epochs": 2}
+    run = simulate(train=train, privacy=SAMPLE | {"noise": 4.0, "epsilon": limit})
+    assert [len(run.store.arrays(round)["took_part"]) for round in (1, 2, 3)] == [5, 5, 0]
+    assert run.store.arrays(3)["privacy/releases"].tolist() == [4] * 5
+
+
+def test_attackers_train_without_clip_and_noise(simulate: One) -> None:
+    attack = {"name": "label-flip", "clients": [1, 3]}
+    run = simulate(attack=attack, train=ONCE, privacy=SAMPLE | {"clip": 1e-6})
+    assert norms(run)[[1, 3]].min() > 100 * norms(run)[[0, 2, 4]].max()
+    assert run.store.arrays(1)["privacy/releases"].tolist() == [1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"method": "pfedme"}, "method 'pfedme' learns from its samples in other ways"),
+        ({"method": "fedrod"}, "method 'fedrod' learns from its samples in other ways"),
+        (
+            {
+                "model": {"name": "mlp", "hidden": 6, "batch_norm": True},
+                "privacy": SAMPLE | {"others": "send"},
+            },
+            "layer '.*' mixes the samples of a batch",
+        ),
+        ({"privacy": {"accounting": "poisson"}}, 'accounting = "poisson" is for level = "sample"'),
+    ],
+)
+def test_what_dp_sgd_does_not_protect_is_refused(
+    sections: dict[str, Any], message: str, simulate: One
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulate(**{"privacy": SAMPLE, **sections})
