@@ -25,7 +25,7 @@ from holdfast.interactive.progress import shown, shown_status
 from holdfast.interactive.run import Run
 from holdfast.interactive.sweep import Sweep, SweepCell, cell_of
 from holdfast.sweeps.grid import configs
-from holdfast.sweeps.list_axes import laid_over
+from holdfast.sweeps.list_axes import laid_over, settled
 from holdfast.sweeps.runner import resume_sweep
 from holdfast.sweeps.runner import sweep as run_sweep
 from holdfast.sweeps.session import resume as resume_runs
@@ -62,13 +62,11 @@ def run(
     chosen = _one(_merged(config, sections))
     path = Path(out) if out is not None else fresh_folder()
     with (
-        stoppable(f"holdfast.resume({str(path)!r}) continues the run") as stop,
+        stoppable(f"holdfast.resume({str(path)!r}) continues the run", (path / "head.json").exists),
         shown(progress, watch) as watching,
         tracked(track, watching) as followed,
     ):
         start([("", chosen)], path, followed)
-    if stop.pressed and not (path / "head.json").exists():
-        raise KeyboardInterrupt("no round was finished, so nothing was saved")
     return Run(path, chosen)
 
 
@@ -106,7 +104,9 @@ def sweep(
     cells = configs(table)
     path = Path(out) if out is not None else fresh_folder()
     with (
-        stoppable(f"the same call with out={str(path)!r} continues the sweep") as stop,
+        stoppable(
+            f"the same call with out={str(path)!r} continues the sweep", lambda: is_sweep(path)
+        ) as stop,
         shown(progress, watch) as watching,
         tracked(track, watching) as followed,
     ):
@@ -144,8 +144,8 @@ def tune(
         raise ConfigError("tune: give budget, the number of trials for every method, such as budget=8")
     named(track)
     path = Path(out) if out is not None else fresh_folder()
-    tuning = Tuning(_merged(config, sections), budget, path, under_attack)
-    with stoppable(f"the same call with out={str(path)!r} continues the comparison"):
+    tuning = Tuning(settled(_merged(config, sections)), budget, path, under_attack)
+    with stoppable(f"the same call with out={str(path)!r} continues the comparison", path.exists):
         with shown(progress, watch, "validation/accuracy") as watching:  # test data stays unseen in trials
             choices = tuning.try_all(watching, retry=retry)
         with shown(progress, watch) as watching, tracked(track, watching) as followed:
@@ -257,8 +257,6 @@ def _again(
 
 def _so_far(path: Path, chosen: Sequence[Config]) -> Sweep:
     """The cells of a sweep that was interrupted."""
-    if not is_sweep(path):
-        raise KeyboardInterrupt("no round was finished, so nothing was saved")
     cells = Sweep.opened(path)
     for cell, config in zip(cells, chosen, strict=True):
         if cell.run is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from holdfast.api import fresh_folder
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.engine.client_stack import ClientStack
 from holdfast.engine.simulator import Simulator
+from holdfast.experiment.config import TrainSettings
 from holdfast.methods.ditto import Ditto
 from holdfast.report.rerun_config import as_text
 from tests.experiment.sessions import TINY, config
@@ -69,6 +71,40 @@ def test_public_names() -> None:
         assert getattr(holdfast, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'ran'"):
         holdfast.ran  # noqa: B018
+
+
+def examples(of: Any) -> list[doctest.Example]:
+    return doctest.DocTestParser().get_examples(of.__doc__ or "")
+
+
+def test_every_public_name_is_listed_and_has_an_example() -> None:
+    assert set(holdfast.__all__) | {"open", "__version__"} == set(dir(holdfast))
+    public = [getattr(holdfast, name) for name in dir(holdfast) if name != "__version__"]
+    assert [one.__name__ for one in public if not examples(one)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*holdfast.__all__, "open"}))
+def test_the_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("webbrowser.open", lambda page: True)
+    monkeypatch.setattr(TrainSettings.model_fields["rounds"], "default", 1)
+    Path("config.toml").write_text(as_text(TINY))
+    Path("mine.py").write_text(
+        "import holdfast\nfrom holdfast.methods.fedavg import FedAvg\n\n\n"
+        "@holdfast.register('method', 'mine')\nclass Mine(FedAvg):\n    '''Mine.'''\n"
+    )
+    for folder in ("first", "mine"):
+        model = holdfast.Model(Net, head="fc") if folder == "mine" else TINY["model"]
+        holdfast.run({**TINY, "model": model}, out=f"runs/{folder}", train={"rounds": 3})
+    table = holdfast.sweep(TINY, out="runs/table", method=["fedavg", "ditto"], seed=[0, 1])
+    x, y = torch.randn(60, 4), torch.arange(60) % 2
+    names = {"holdfast": holdfast, "Ditto": Ditto, "Net": Net, "run": table[2].run, "sweep": table}
+    names |= {"X": x, "y": y, "X0": x, "y0": y, "X1": x, "y1": y}
+    of = getattr(holdfast, name)
+    members = [] if name not in ("Run", "Sweep") else [m for m in vars(of).values() if callable(m)]
+    for example in [example for one in (of, *members) for example in examples(one)]:
+        exec(compile(example.source, name, "single"), names)
 
 
 # ---- running

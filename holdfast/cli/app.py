@@ -25,7 +25,6 @@ app = typer.Typer(
     help="Federated learning that stays personal under heterogeneous data and stays upright under attack.",
     epilog="Start with `holdfast demo`, then `holdfast run`, then `holdfast show config`.",
     no_args_is_help=True,
-    add_completion=False,
     suggest_commands=False,  # Click does it already
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -14,10 +14,28 @@ from holdfast.cli.app import AsJson, Plugins, app, load_plugins, only_json, prin
 from holdfast.core.errors import ConfigError, suggest
 
 
+def complete_kind(begun: str) -> list[str]:
+    """For the shell: kinds of parts."""
+    from holdfast.core.registry import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(begun)]
+
+
+def complete_name(begun: str) -> list[str]:
+    """For the shell: names of all parts. It imports torch, which takes a second or two."""
+    from holdfast.core.registry import KINDS, parts
+
+    names = {"config", *(name for kind in KINDS for name in parts(kind))}
+    return sorted(name for name in names if name.startswith(begun))
+
+
 @app.command("list")
 def list_parts(
     kind: Annotated[
-        str | None, typer.Argument(help="Kind of part; without it, all kinds.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Kind of part; without it, all kinds.", show_default=False, autocompletion=complete_kind
+        ),
     ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
@@ -66,7 +84,11 @@ def list_parts(
 def show(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Name of a part, or `config` for all settings of a config file."),
+        typer.Argument(
+            metavar="NAME",
+            help="Name of a part, or `config` for all settings of a config file.",
+            autocompletion=complete_name,
+        ),
     ],
     plugin: Plugins = None,
     as_json: AsJson = False,

@@ -15,7 +15,14 @@ _SEQUENCE = re.compile(
 
 class HoldfastError(Exception):
     """An error that the user can fix. The command line never shows it as a traceback. Its text is always one
-    printable line, although it may quote a file with any content."""
+    printable line, although it may quote a file with any content.
+
+    >>> try:
+    ...     holdfast.run(method="dito")
+    ... except holdfast.HoldfastError as error:
+    ...     print(error)
+    unknown method 'dito'; did you mean 'ditto'?
+    """
 
     def __init__(self, said: object = ""):
         words = " ".join(_shortened(word, _LONGEST // 8) for word in str(said).split(" "))

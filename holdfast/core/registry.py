@@ -76,7 +76,14 @@ _PLUGIN_BYTES = 1 << 24  # largest plug-in file
 
 class Part(BaseModel):
     """One configured part. Subclasses declare settings as fields; the docstring's first line describes the
-    part."""
+    part.
+
+    >>> class Halves(holdfast.Part):
+    ...     '''Halves what it is given.'''
+    ...     times: int = holdfast.setting(1, "how often", ge=1)
+    >>> Halves(times=2).settings()
+    {'times': 2}
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     kind: ClassVar[str] = ""
@@ -119,6 +126,11 @@ P = TypeVar("P", bound=type[Part])
 def setting(default: Any, help: str, *, static: bool = False, server: bool = False, **bounds: Any) -> Any:
     """A documented setting; bounds are pydantic's (ge, gt, le, lt).
 
+    >>> class Mine(holdfast.Part):
+    ...     lam: float = holdfast.setting(0.1, "weight of the proximal term", ge=0)
+    >>> Mine().lam
+    0.1
+
     Two flags are for methods. `static`: a real number that its client half reads as one number, because it
     decides a shape, what travels or how often a loop runs; experiments that differ in it are trained apart.
     `server`: only the server half reads it; experiments that differ in it are trained together, and the
@@ -133,8 +145,14 @@ def declared(field: FieldInfo, word: str) -> bool:
 
 
 def register(kind: str, name: str, paper: str = "") -> Callable[[P], P]:
-    """Register a part under a name. Registering another class under a taken name is an error, the same file
-    twice is not."""
+    """Register a part under a name, so that configs can name it. Registering another class under a taken name
+    is an error, the same file twice is not.
+
+    >>> from holdfast.aggregators.median import Median
+    >>> @holdfast.register("aggregator", "my-median")
+    ... class MyMedian(Median):
+    ...     '''The median, under my name.'''
+    """
 
     def add(cls: P) -> P:
         if kind not in _PARTS:
@@ -317,7 +335,11 @@ def type_words(kind: Any) -> str:
 
 
 def load_plugin(file: str | Path) -> None:
-    """Run a user's file so that what it registers can be chosen by name."""
+    """Run a user's file so that what it registers can be chosen by name, as --plugin does.
+
+    >>> holdfast.load_plugin("mine.py")
+    >>> holdfast.run(method="mine")
+    """
     path = Path(file).resolve()
     if not path.is_file():
         raise ConfigError(f"plugin file not found: {file}")

@@ -52,7 +52,7 @@ GLOSSARY = {
 }
 _PATTERNS = {
     r"validation/(?P<of>.+)": "{of}, on validation data instead of test data",
-    r"(?P<of>[a-z_1]+)/(?P<model>global|customised|personal)": "{of}, here of the {model} model",
+    r"(?P<of>[a-z_1]+(?:/late)?)/(?P<model>global|customised|personal)": "{of}, here of the {model} model",
     r"(?P<of>.+)/worst10": "{of}, over the worst tenth of the clients",
     r"(?P<of>.+)/std": "standard deviation over clients of: {of}",
     r"(?P<of>.+)/clients": "number of clients that have a value of: {of}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -22,9 +22,10 @@ class Interruption:
 
 
 @contextmanager
-def stoppable(advice: str) -> Iterator[Interruption]:
-    """Run what is within until it ends or Ctrl-C is pressed. The first Ctrl-C ends it and prints `advice`; a
-    second one, while it is being closed, raises KeyboardInterrupt."""
+def stoppable(advice: str, saved: Callable[[], bool] = lambda: True) -> Iterator[Interruption]:
+    """Run what is within until it ends or Ctrl-C is pressed. The first Ctrl-C ends it and prints `advice`, if
+    something is `saved`; otherwise, and for a second one while it is being closed, KeyboardInterrupt is
+    raised."""
     interruption = Interruption()
     ours = (
         threading.current_thread() is threading.main_thread()
@@ -37,6 +38,8 @@ def stoppable(advice: str) -> Iterator[Interruption]:
     except KeyboardInterrupt:
         if interruption.pressed > 1:
             raise
+        if not saved():
+            raise KeyboardInterrupt("no round was finished, so nothing was saved") from None
         interruption.pressed = 1
         print(f"interrupted; {advice}", file=sys.stderr)
     finally:

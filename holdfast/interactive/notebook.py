@@ -53,14 +53,15 @@ def rows_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], 
 class NotebookBars:
     """One output of a cell that shows all bars and is replaced as they move."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_lines: int = _MOST_LINES) -> None:
+        self.most_lines = most_lines
         self.lines: list[str] = []
         self.tasks: Sequence[Task] = ()
         self._output: Any = None
         self._shown = 0.0
 
     def say(self, line: str) -> None:
-        self.lines = [*self.lines, in_print(line)][-_MOST_LINES:]
+        self.lines = [*self.lines, in_print(line)][-self.most_lines :]
         self.show(self.tasks, at_once=True)
 
     def show(self, tasks: Sequence[Task], at_once: bool = False) -> None:

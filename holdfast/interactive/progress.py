@@ -168,8 +168,11 @@ def shown_status(progress: bool | None, watch: RunCallbacks | None) -> Iterator[
     from holdfast.experiment.runner import RunCallbacks
 
     given = watch or RunCallbacks()
-    if progress is False or in_notebook() or not (progress or sys.stderr.isatty()):
+    if progress is False or not (progress or in_notebook() or sys.stderr.isatty()):
         yield given
+        return
+    if in_notebook():
+        yield _both(RunCallbacks(say=NotebookBars(most_lines=1).say), given)
         return
     console = Console(stderr=True, highlight=False, emoji=False)
     with console.status("building") as status:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.evaluation.glossary import explain
 from holdfast.interactive.export import export_run
 from holdfast.interactive.figure import check_metric, curve_figure
 from holdfast.interactive.notebook import facts_table
@@ -78,6 +79,14 @@ class Run(saved.Run):
             return result["final"].get("accuracy")
         seen = [part["metrics"].get("accuracy") for part in self.store.parts(self.round)]
         return next((value for value in reversed(seen) if value is not None), None)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """What the columns of `metrics` mean.
+
+        >>> run.columns["accuracy/worst10"]
+        'mean over the tenth of the clients with the lowest accuracy'"""
+        return {str(name): explain(str(name)) or "" for name in self.metrics.columns}
 
     def plot(self, metric: str | Sequence[str] = "accuracy") -> Any:
         """Draw one or several columns of `metrics` over the rounds, and return a matplotlib Figure.

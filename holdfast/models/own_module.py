@@ -25,7 +25,7 @@ _bare: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 class Model:
     """A module of your own, or a function that builds one, with the name of the submodule that is its head.
 
-        holdfast.run(model=holdfast.Model(net, head="fc"))
+    >>> run = holdfast.run(model=holdfast.Model(Net, head="fc"))
 
     A function is called without arguments or, if it has two, with the shape of a sample and the number of
     classes; then the start depends on the run's seed. `weights` is a safetensors file with the module's own

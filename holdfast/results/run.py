@@ -73,7 +73,9 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row per committed round."""
+        """One row per committed round; docs/python.md says what the columns mean.
+
+        >>> run.metrics[["round", "accuracy", "loss"]]"""
         rows = [
             {"round": part["round"], **part["metrics"], **_seconds(part)}
             for part in self.store.parts(self.round)
@@ -101,7 +103,10 @@ class Run:
     def clients(self, round: int | None = None, late: bool = False) -> pd.DataFrame:
         """One row for each evaluated client of a round: accuracy and the configured metrics of each of its
         models (NaN if it has none), samples, whether it was in the cohort. With `late`, the clients that
-        `data.held_out` keeps out of training."""
+        `data.held_out` keeps out of training.
+
+        >>> run.clients()                        # after the last round
+        >>> run.clients(round=1)"""
         round = self.round if round is None else round
         arrays, of = self.store.arrays(round), "late" if late else "evaluate"
         if "evaluate/ids" not in arrays:
@@ -230,7 +235,11 @@ class Run:
         return run_to_end(steps, answer)
 
     def model(self, client: int | str | None = None, model: str | None = None) -> nn.Module:
-        """The same model as an ordinary module, ready to use."""
+        """The same model as an ordinary module, ready to use.
+
+        >>> run.model()                          # the global model, where the method has one
+        >>> run.model(client=7)                  # what client 7 uses
+        >>> run.model(client=7, model="personal")"""
         experiment = self._experiment
         return experiment.rule.unwrapped(experiment.network.load(self.vector(client, model))).eval()
 
@@ -306,8 +315,13 @@ def _clients_of(arrays: State, of: str) -> pd.DataFrame:
 
 
 def load(pattern: str | Path) -> pd.DataFrame:
-    """Return the metrics of all runs that match, one row per run and round, with the main settings of each
-    run."""
+    """Return the metrics of all runs that match as one data frame: a row per run and round, with the main
+    settings of each run.
+
+    >>> frame = holdfast.load("runs/*")
+    >>> frame[["run", "method", "seed", "round", "accuracy"]]
+
+    `holdfast.open` gives a run or a sweep as an object instead."""
     folders = [folder for path in sorted(glob.glob(str(pattern))) for folder in run_folders(Path(path))]
     if not folders:
         raise ConfigError(f"no runs match {pattern}")

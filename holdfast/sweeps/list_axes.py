@@ -52,6 +52,31 @@ def _joined(before: Any, axes: Mapping[str, Any]) -> Settings:
     return out if overrides is None else {**out, "override": overrides}
 
 
+def settled(table: Mapping[str, Any]) -> Settings:
+    """The same grid without values that are laid over a section: each is the whole section, as a file needs
+    it."""
+    sweep = table.get("sweep")
+    if not isinstance(sweep, Mapping):
+        return dict(table)
+    out = {}
+    for path, values in sweep.items():
+        if isinstance(values, list) and any(isinstance(value, LaidOver) for value in values):
+            values = [
+                _whole(table, path.split("."), value) if isinstance(value, LaidOver) else value
+                for value in values
+            ]
+        out[path] = values
+    return {**table, "sweep": out}
+
+
+def _whole(table: Mapping[str, Any], steps: Sequence[str], value: Mapping[str, Any]) -> Any:
+    below: Any = table
+    for step in steps[:-1]:
+        below = below.get(step, {}) if isinstance(below, Mapping) else {}
+    there = {steps[-1]: below[steps[-1]]} if isinstance(below, Mapping) and steps[-1] in below else {}
+    return merge(there, {steps[-1]: dict(value)})[steps[-1]]
+
+
 def check_not_swept(sections: Mapping[str, Any], swept: Any) -> None:
     """Refuse one value for a setting over which the config sweeps: the sweep would win, silently."""
     if not isinstance(swept, Mapping):

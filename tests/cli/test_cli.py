@@ -92,6 +92,25 @@ def test_a_finished_run_is_given_more_rounds(cli: Callable[..., Answer], tmp_pat
     refused(cli("resume", tmp_path / "a", "--rounds", "2"), "begun with 3 rounds", "give 3 or more, not 2")
 
 
+def test_the_shell_completes_kinds_and_names() -> None:
+    from holdfast.cli.parts import complete_kind, complete_name
+
+    assert complete_kind("de") == ["detector"] and complete_name("dit") == ["ditto"]
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli"],
+        env={
+            **os.environ,
+            "_HOLDFAST_COMPLETE": "complete_bash",
+            "COMP_WORDS": "holdfast re",
+            "COMP_CWORD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert set(done.stdout.split()) == {"resume", "report", "reproduce"}
+
+
 def test_configured_metrics_are_shown(cli: Callable[..., Answer], tmp_path: Path) -> None:
     asked = ("run", *SMALL, "--set", "evaluate.metrics=['auc', 'macro_f1', 'auc']", "--out", tmp_path / "a")
     said = cli(*asked).out

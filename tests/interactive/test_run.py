@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 
 import holdfast
 from holdfast.core.errors import ConfigError
+from holdfast.evaluation.glossary import explain
 from holdfast.interactive.sweep import Sweep
+from tests.experiment.sessions import TINY
 
 
 def test_it_tells_what_it_is(sweep: Sweep) -> None:
@@ -26,6 +28,22 @@ def test_it_tells_what_it_is(sweep: Sweep) -> None:
     assert run.status == "finished" and run.accuracy == run.final["accuracy"]
     shown = run._repr_html_()
     assert '<td style="text-align:left">ditto</td>' in shown and accuracy in shown
+
+
+def test_all_columns_are_documented(tmp_path: Path) -> None:
+    """Of a run that has as many of them as possible."""
+    run = holdfast.run(
+        TINY,
+        out=tmp_path / "run",
+        method="fedcap",
+        attack={"name": "ipm", "fraction": 0.34},
+        detectors=["norm"],
+        data={"clients": 5, "held_out": 1, "split": {"train": 0.5, "validation": 0.2, "test": 0.3}},
+        evaluate={"metrics": ["auc", "macro_f1"]},
+    )
+    assert [name for name, text in run.columns.items() if not text] == []
+    assert [name for name in run.final if not explain(name)] == []
+    assert run.columns["accuracy/late/personal"].endswith("of the personal model")
 
 
 def test_its_figure(sweep: Sweep) -> None:

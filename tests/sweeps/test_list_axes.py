@@ -11,7 +11,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.data.handed.data import Data
 from holdfast.methods.ditto import Ditto
 from holdfast.sweeps.grid import configs, expand
-from holdfast.sweeps.list_axes import check_not_swept, laid_over, with_list_axes
+from holdfast.sweeps.list_axes import check_not_swept, laid_over, settled, with_list_axes
 
 ROWS, LABELS = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
 
@@ -116,3 +116,13 @@ def test_keyword_sections_are_laid_over_key_by_key() -> None:
         "seed": [5],
         "override": [{"set": {"seed": 3}}],
     }
+
+
+def test_a_file_gets_whole_sections() -> None:
+    """`tune` writes the sweep that repeats it as TOML, which has no values that are laid over others."""
+    table = laid_over(
+        {"attack": {"fraction": 0.4}}, {"attack": [None, {"name": "ipm", "eps": 2.0}], "seed": [0]}
+    )
+    plain = settled(table)
+    assert plain["sweep"]["attack"] == [None, {"fraction": 0.4, "name": "ipm", "eps": 2.0}]
+    assert [cell for _, cell in expand(plain)] == [cell for _, cell in expand(table)]

@@ -28,8 +28,8 @@ _SHOWN_NAMES = 6
 class Data:
     """Data from Python: one dataset that a partition divides, or one entry for each client.
 
-        holdfast.run(data=holdfast.Data(X, y, partition="dirichlet", clients=20))
-        holdfast.run(data=holdfast.Data(clients={"Berlin": (X0, y0), "Paris": (X1, y1)}, split=split))
+    >>> run = holdfast.run(data=holdfast.Data(X, y, partition="dirichlet", clients=4))
+    >>> run = holdfast.run(data=holdfast.Data(clients={"Berlin": (X0, y0), "Paris": (X1, y1)}))
 
     An entry is (X, y), (X, y, X_test, y_test), a torch Dataset, a Hugging Face Dataset or a pandas frame.
     Everything is read and checked at once; an error names the client.
