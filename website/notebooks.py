@@ -14,6 +14,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 AT_ONCE = 2
 SECONDS = 300  # for one cell
@@ -40,7 +41,12 @@ async def _page(place: str, path: Path, limit: asyncio.Semaphore) -> dict[str, s
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         with TemporaryDirectory() as folder:
             client = NotebookClient(
-                notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
+                notebook,
+                timeout=SECONDS,
+                kernel_name="python3",
+                # A socket in the folder: no port is opened.
+                config=Config({"ConnectionFileMixin": {"transport": "ipc", "ip": f"{folder}/kernel"}}),
+                resources={"metadata": {"path": folder}},
             )
             await client.async_execute()
     return to_markdown(notebook, place)
@@ -79,7 +85,8 @@ def _output(output: Any, stem: str, made: dict[str, str | bytes]) -> list[str]:
             made[place] = base64.b64decode(data[kind]) if suffix == "png" else data[kind]
             return [f"![Picture drawn by the cell above]({posixpath.basename(place)})"]
     if "text/html" in data:
-        inside = re.sub(r"\n\s*\n", "\n", data["text/html"].strip())  # a blank line would end the block
+        plain = re.sub(r"<style.*?</style>", "", data["text/html"], flags=re.S)  # the site has its own
+        inside = re.sub(r"\n\s*\n", "\n", plain.strip())  # a blank line would end the block
         return [f'<div class="notebook-output">{inside}</div>']
     return _printed(data.get("text/plain", ""))
 
