@@ -136,7 +136,8 @@ def _models_of(
         known = parts("source")
         return [known[name] for name in _names(around.get("name", "digits")) if name in known]
     found = [model.model_fields[key].annotation for model in models if key in model.model_fields]
-    return [kind for kind in found if isinstance(kind, type) and is_section(kind)]
+    kinds = [kind for one in found for kind in (one, *get_args(one))]  # [privacy] may also be absent: a union
+    return [kind for kind in kinds if isinstance(kind, type) and is_section(kind)]
 
 
 def _names(given: Any) -> Iterable[str]:

@@ -31,6 +31,7 @@ ROWS, LABELS = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
         ({"data": ["digits", "wine"]}, {"data.name": ["digits", "wine"]}),
         ({"data": [{"clients": 4}, {"clients": 8}]}, {"data": [{"clients": 4}, {"clients": 8}]}),
         ({"detectors": [["norm"], []]}, {"detectors": [["norm"], []]}),
+        ({"privacy": {"clip": 1.0, "noise": [0.0, 0.1]}}, {"privacy.noise": [0.0, 0.1]}),
         ({"evaluate": {"metrics": [["auc"], []]}}, {"evaluate.metrics": [["auc"], []]}),
         (
             {"seed": [0, 1], "sweep": {"seed": [5], "method.name": ["fedavg"]}},
