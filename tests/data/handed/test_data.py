@@ -150,6 +150,19 @@ def test_one_dataset_is_divided_by_a_partition() -> None:
     assert "4 clients, partition iid; 60 samples for training and 6 for testing" in repr(data)
 
 
-def test_users_are_clients() -> None:
+def test_users_are_clients_and_words_are_their_names() -> None:
     data = Data(X, Y, users=["u", "u", "u", "v", "v", "v"], partition="by-user")
     assert data.federation().train.counts.tolist() == [2, 2]
+    assert data.settings().names == ("u", "v")
+
+
+def test_the_name_of_a_dataset_is_data_and_a_bare_array_is_not() -> None:
+    assert DataSettings.model_validate("synthetic").name == "synthetic"
+    with pytest.raises(ConfigError, match="data: cannot read a ndarray; give a list with one entry"):
+        DataSettings.model_validate(X)
+
+
+def test_bytes_and_floats_are_not_mixed_where_the_kind_is_given() -> None:
+    images = np.zeros((6, 4, 4), np.uint8)
+    with pytest.raises(DataError, match="client 1 has samples of float64, but those of client 0 are uint8"):
+        Data(clients=[(images, Y), (images / 255.0, Y)], kind="images")
