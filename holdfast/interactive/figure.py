@@ -17,6 +17,9 @@ Line = tuple[str, Sequence[Point]]
 """A label and its points: round, mean, lowest, highest."""
 
 
+_ON_SCREEN = 110  # dots per inch in a notebook; files have more
+
+
 def curve_figure(lines: Sequence[Line], name: str, metrics: Collection[str]) -> Any:
     """A figure of these lines; `metrics` are what they show, which decides whether the axis is in percent."""
     points = [point for _, those in lines for point in those]
@@ -33,7 +36,7 @@ def shown_in_notebooks(drawing: Drawing) -> Any:
 
     def as_png() -> bytes:
         out = io.BytesIO()
-        figure.savefig(out, format="png")
+        figure.savefig(out, format="png", dpi=_ON_SCREEN)
         return out.getvalue()
 
     figure._repr_png_ = as_png  # matplotlib's own hook is there only once pyplot has been imported

@@ -113,7 +113,8 @@ def label(chosen: Mapping[str, Any], numbers: Numbers | None = None) -> str:
 def _words(path: str, value: Any, numbers: Numbers) -> str:
     key = path.removesuffix(".name").rpartition(".")[2]
     words = short(value, numbers)
-    if path.endswith(".name") or key in _TOLD_BY_NAME or key == "data" and isinstance(value, Mapping):
+    section = isinstance(value, Mapping) and (key == "data" or "name" not in value)
+    if path.endswith(".name") or key in _TOLD_BY_NAME or section:
         return f"{key}=none" if words == "none" and key != "attack" else words
     return f"{key}={words}"
 

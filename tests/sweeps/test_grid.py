@@ -249,6 +249,7 @@ def scaled(tau: float) -> Any:
             ["none", "lie clients=0+1 lies.count=2.0"],
         ),
         ("data.partition", ["iid", {"name": "dirichlet", "beta": 0.3}], ["iid", "dirichlet beta=0.3"]),
+        ("privacy", [None, {"clip": 1.0, "noise": 2.0}], ["privacy=none", "clip=1.0 noise=2.0"]),
         ("server.name", ["none", "fedadam"], ["server=none", "fedadam"]),
         ("detectors", [[Norm(), "norm"], []], ["detectors=norm+norm", "detectors=none"]),
         ("data.dir", [Path("/a/b"), None], ["dir=/a/b", "dir=none"]),
