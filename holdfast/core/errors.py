@@ -65,7 +65,8 @@ class StoreError(HoldfastError):
 def suggest(wrong: str, known: Iterable[str]) -> str:
     """'; did you mean x?' when one of the known names is similar, else the list of known names."""
     names = sorted(known)
-    near = get_close_matches(wrong, names, n=1, cutoff=0.5)
+    # half of a short word is one letter; of a longer one it is a coincidence
+    near = get_close_matches(wrong, names, n=1, cutoff=0.5 if len(wrong) < 4 else 0.6)
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; known: {', '.join(names)}" if names else ""

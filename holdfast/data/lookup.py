@@ -71,6 +71,12 @@ def _check_there(title: str, place: Path) -> None:
         )
 
 
+def check_folder(dir: str | None) -> None:
+    """Refuse a data.dir that is not there, for a run that begins."""
+    if dir and not expand(dir, "data.dir").is_dir():
+        raise DataError(f"data.dir: there is no folder {dir}; correct it or leave it out")
+
+
 def _downloads() -> Path | None:
     cache = cache_folder()
     return cache and cache / "datasets"

@@ -14,7 +14,9 @@ half only."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -230,7 +232,7 @@ def init(
         text = (
             _template("experiment.toml").replace("CLIENTS", str(clients)).encode()
             if experiment is None
-            else read_whole(experiment)
+            else _for_clients(read_whole(experiment), clients)
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{experiment} cannot be read: {error}") from None
@@ -323,6 +325,20 @@ def _copy(plugin: Path, folder: Path) -> None:
     if not plugin.is_file():
         raise ConfigError(f"plugins: there is no file {plugin}")
     write_atomically(folder / plugin.name, plugin.read_bytes())
+
+
+def _for_clients(content: bytes, clients: int) -> bytes:
+    """Return an experiment with this number of clients, where it names none; otherwise as it is."""
+    text = content.decode()
+    table = tomllib.loads(text)
+    if "clients" in table.get("data", {}):
+        return content
+    section = re.search(r"(?m)^[ \t]*\[[ \t]*data[ \t]*\][^\n]*$", text)
+    if section is not None:
+        return f"{text[: section.end()]}\nclients = {clients}{text[section.end() :]}".encode()
+    if "data" in table:  # as an inline table or by dotted keys
+        raise ConfigError(f"data.clients: the experiment names no number of clients; write {clients} there")
+    return f"{text.rstrip()}\n\n[data]\nclients = {clients}\n".encode()
 
 
 def _template(name: str) -> str:

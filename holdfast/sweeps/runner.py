@@ -22,12 +22,13 @@ from holdfast.core.registry import load_plugin
 from holdfast.data.federation import Samples
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import keep_all
+from holdfast.data.lookup import check_folder
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment.build import shared_samples
 from holdfast.experiment.config import Config
 from holdfast.experiment.extension import extend
 from holdfast.experiment.loop import Experiment
-from holdfast.experiment.manifest import manifest_of, read_manifest, warn_of_objects
+from holdfast.experiment.manifest import is_sweep, manifest_of, read_manifest, warn_of_objects
 from holdfast.experiment.runner import (
     MakeEngine,
     RunCallbacks,
@@ -79,6 +80,9 @@ def sweep(
     engine: MakeEngine = Simulator,
 ) -> list[RunStatus]:
     """Run all that is left of a sweep, or of one shard of it, and return the status of every cell."""
+    if engine is Simulator and not is_sweep(out):
+        for _, config in cells:
+            check_folder(config.data.dir)
     return _work(_Task(SweepFolder(out, cells), watch or RunCallbacks(), plugins, engine, retry), shard)
 
 

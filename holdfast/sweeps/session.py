@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.core.errors import DataError
 from holdfast.core.registry import load_plugin
 from holdfast.data.handed.content import HandedOver
+from holdfast.data.lookup import check_folder
 from holdfast.engine.simulator import NEEDS_SAMPLES, Simulator
 from holdfast.experiment.config import Config
 from holdfast.experiment.manifest import is_sweep
@@ -32,6 +33,8 @@ def start(
     if len(cells) > 1:
         return results_of(sweep(cells, out, watch, plugins, engine=engine))
     ((label, config),) = cells
+    if engine is Simulator:
+        check_folder(config.data.dir)
     return [start_run(label, config, out, watch, plugins, engine)]
 
 

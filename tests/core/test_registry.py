@@ -43,6 +43,11 @@ def test_parts_are_sorted() -> None:
     assert list(parts("method")) == sorted(parts("method"))
 
 
+def test_a_far_name_is_not_suggested_and_what_exists_is_listed() -> None:
+    with pytest.raises(ConfigError, match="unknown method 'scaffold'; known: apfl, c-pfl, "):
+        find("method", "scaffold")
+
+
 def test_the_nearest_name_is_suggested() -> None:
     with pytest.raises(ConfigError, match="unknown method 'dito'; did you mean 'ditto'"):
         find("method", "dito")

@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,6 +186,19 @@ def test_an_experiment_that_cannot_be_played_leaves_nothing(
     assert (
         "is for 5 clients, not 2" in ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)[2]
     )
+
+
+@pytest.mark.parametrize("text", ["seed = 3\n", "[data] # ours\nheld_out = 0\n", "[data]", ""])
+def test_an_experiment_without_a_number_of_clients_gets_it(
+    ask: Callable[..., tuple[int, str, str]], tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(text)
+    code, _, err = ask("init", tmp_path / "ward", "--clients", 3, "--experiment", file)
+    assert code == 0, err
+    written = (tmp_path / "ward" / "experiment.toml").read_text()
+    assert tomllib.loads(written)["data"]["clients"] == 3
+    assert written.replace("\nclients = 3", "").strip() in (text.strip(), f"{text}\n[data]".strip())
 
 
 HOSTILE = (

@@ -40,7 +40,8 @@ def one_line(error: pytest.ExceptionInfo[Any]) -> str:
         ({"data": {"partition": {"name": "pathological", "classes_per_client": 50}}}, "classes_per_client"),
         ({"method": "local", "aggregator": "mean"}, "does not aggregate updates"),
         ({"train": {"availability": "nowhere.json"}}, "nowhere.json"),
-        ({"data": {"name": "mnist", "dir": "/nowhere"}}, "/nowhere"),
+        ({"data": {"name": "mnist", "dir": "/nowhere"}}, "data.dir: there is no folder /nowhere; correct it"),
+        ({"data": {"dir": "/nowhere"}}, "data.dir: there is no folder /nowhere"),  # also where it is not used
         ({"engine": {"device": "quantum"}}, "not a device"),
         ({"engine": {"memory": "lots"}}, "engine.memory"),
         ({"model": "fedcap-cnn"}, "16x16"),
