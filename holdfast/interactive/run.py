@@ -66,7 +66,7 @@ class Run(saved.Run):
             "attack": name_of(config["attack"]) or "none",
             "clients": str(self.manifest.get("clients", "?")),
             "rounds": f"{self.round} of {config['train']['rounds']}",
-            "status": self._run_status.words,
+            "status": "not finished" if self.status == "begun" else self._run_status.words,
         }
         return about if accuracy is None else about | {"accuracy": f"{accuracy:.4f}"}
 

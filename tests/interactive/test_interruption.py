@@ -27,6 +27,7 @@ def press_in_round(number: int) -> RunCallbacks:
 def test_a_run_keeps_its_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = holdfast.run(TINY, out=tmp_path / "cut", watch=press_in_round(2))
     assert (run.status, run.round, len(run.metrics)) == ("begun", 1, 1)
+    assert "round 1 of 2, not finished, accuracy" in repr(run)
     assert capsys.readouterr().err == f"interrupted; holdfast.resume({str(run.path)!r}) continues the run\n"
     whole = holdfast.run(TINY, out=tmp_path / "whole")
     again = holdfast.resume(run.path)
