@@ -42,6 +42,9 @@ def package_files() -> set[str]:
 def test_versions_agree():
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.*)$", citation, re.M) == [__version__]
+    for page in ("README.md", "docs/install.md"):
+        named = re.findall(r"holdfast-([\d.]+)-py3", (ROOT / page).read_text())
+        assert named and set(named) == {__version__}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {
