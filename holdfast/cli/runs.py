@@ -208,8 +208,9 @@ def report(
         typer.Option("--figures", metavar="FOLDER", help="Write only the charts, each as a file in FOLDER."),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="Format of --figures: svg, png or pdf (matplotlib draws them).")
-    ] = "svg",
+        str | None,
+        typer.Option("--format", help="Format of --figures: svg (default), png or pdf."),
+    ] = None,
     live: Live = False,
     port: Port = None,
     plugin: Plugins = None,
@@ -230,6 +231,9 @@ def report(
 
     """
     check_live(live, port, out, markdown)
+    if form is not None and figures is None:
+        raise ConfigError("--format is the format of --figures; add --figures FOLDER")
+    form = form or "svg"
     if explain and not markdown:
         raise ConfigError("--explain explains the table that --markdown prints; on the page, point at a head")
     from holdfast.report.column_help import explained

@@ -30,6 +30,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content = parse_json(read_whole(path))
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise RunError(f"{path.parent} is a file; name a folder") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):

@@ -4,6 +4,7 @@ work on them before a typed config is made."""
 from __future__ import annotations
 
 import os
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,7 +59,19 @@ def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[st
         try:
             table = read_toml(path)
         except FileNotFoundError:
-            raise ConfigError(f"config file not found: {file}") from None
+            raise ConfigError(
+                f"config file not found: {file}; `holdfast show config` lists what one may hold"
+            ) from None
+        except IsADirectoryError:
+            there = (path / "manifest.json").exists() or (path / "sweep.json").exists()
+            mend = (
+                f"`holdfast resume {shlex.quote(str(file))}` continues a run"
+                if there
+                else "name the TOML file in it"
+            )
+            raise ConfigError(f"{file} is a folder, not a config file; {mend}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"config file {file} cannot be read: it is not text in UTF-8") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"config file {file} cannot be read: {error}") from None
     for key, value in sorted(parse_changes(changes), key=lambda pair: rank(pair[0])):

@@ -44,6 +44,19 @@ def run_folders(out: Path) -> list[Path]:
     return sorted(file.parent for file in out.glob("*/manifest.json"))
 
 
+def no_run(folder: Path) -> str:
+    """Why a folder that was named has no run, and what to do."""
+    if not Path(folder).exists():
+        return f"no run in {folder}: there is no such folder; runs are under runs/ unless --out named another"
+    if not Path(folder).is_dir():
+        return f"no run in {folder}: it is a file; name the folder of a run"
+    inside = sorted(file.parent.name for file in Path(folder).glob("*/manifest.json"))
+    if inside:
+        one = Path(folder) / inside[0]
+        return f"no run in {folder}, but {len(inside)} in folders below it; name one, such as {one}"
+    return f"no run in {folder}: neither it nor a folder below it has a manifest.json; name that of a run"
+
+
 def is_sweep(path: Path) -> bool:
     return (Path(path) / "sweep.json").exists()
 
@@ -51,7 +64,7 @@ def is_sweep(path: Path) -> bool:
 def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / "manifest.json")
     if manifest is None:
-        raise ConfigError(f"no run in {folder}: it has no manifest.json")
+        raise ConfigError(no_run(folder))
     expected = {
         "config": dict,
         "plan": dict,

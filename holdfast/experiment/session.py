@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -139,9 +140,8 @@ def _refuse_taken(out: Path) -> None:
     taken = [folder for folder in run_folders(out) if (folder / "head.json").exists()]
     if taken or is_sweep(out):
         there = taken[0] if taken else out
-        raise ConfigError(
-            f"{there} already holds a run; `holdfast resume {out}` continues it, or choose another --out"
-        )
+        again = f"`holdfast resume {shlex.quote(str(out))}` continues it"
+        raise ConfigError(f"{there} already holds a run; {again}, or choose another --out")
 
 
 @contextmanager

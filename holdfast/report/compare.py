@@ -204,9 +204,6 @@ class Comparison:
 def read_lines(folders: Sequence[Path]) -> list[SettingRuns]:
     """A line per setting over all folders, with the seeds of all of them. Where two folders hold the same
     experiment, the folders are compared, and each keeps its own lines."""
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ConfigError(f"there is no folder {folder}")
     records = read_all(folders)
     homes = {record.path: _home(record, folders) for record in records}
     seen = {(homes[record.path], json.dumps(record.config, sort_keys=True)) for record in records}

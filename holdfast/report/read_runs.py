@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.evaluation.scores import METRICS
-from holdfast.experiment.manifest import run_folders
+from holdfast.experiment.manifest import no_run, run_folders
 from holdfast.results.run import Run, name_of
 from holdfast.storage.status import run_status
 from holdfast.sweeps.folder import listed
@@ -206,7 +206,7 @@ def read_all(folders: Sequence[Path]) -> list[RunRecord]:
     for folder in folders:
         found = run_folders(Path(folder))
         if not found:
-            raise ConfigError(f"no run in {folder}: neither it nor a folder below it has a manifest.json")
+            raise ConfigError(no_run(folder))
         for path in found:
             paths.setdefault(path.resolve() if len(folders) > 1 else path, path)
     records = [RunRecord(path) for path in paths.values()]

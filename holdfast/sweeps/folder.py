@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -104,10 +105,8 @@ class SweepFolder:
         """Check that the directory is free or holds this sweep; a run or another sweep is refused, with the
         difference."""
         if (self.path / "manifest.json").exists():
-            raise ConfigError(
-                f"{self.path} already holds a run; `holdfast resume {self.path}` continues it, or choose"
-                " another --out"
-            )
+            again = f"`holdfast resume {shlex.quote(str(self.path))}` continues it"
+            raise ConfigError(f"{self.path} already holds a run; {again}, or choose another --out")
         there = read_json(self.path / "sweep.json")
         if there is None:
             if runs := run_folders(self.path):

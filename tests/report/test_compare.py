@@ -278,7 +278,7 @@ def test_refusals(seeds: Path, cli: Callable[..., tuple[int, str, str]], args: l
 def test_a_folder_without_runs_or_none_at_all(
     tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
-    assert "no run in" in cli(tmp_path)[2] and "there is no folder" in cli(tmp_path / "nowhere")[2]
+    assert "no run in" in cli(tmp_path)[2] and "there is no such folder" in cli(tmp_path / "nowhere")[2]
 
 
 def test_figures_are_written_by_what_they_are() -> None:
