@@ -416,7 +416,7 @@ def test_bad_files_are_refused_in_one_line(cli: Callable[..., Answer], tmp_path:
     plugin.write_text("raise ValueError('oh')")
     refused(cli("run", tmp_path / "none.toml"), "config file not found", "none.toml")
     refused(cli("run", broken), "not valid TOML", "broken.toml")
-    refused(cli("run", tmp_path), "cannot be read")
+    refused(cli("run", tmp_path), "is a folder, not a config file")
     refused(cli("run", "--plugin", tmp_path / "none.py"), "plugin file not found")
     refused(cli("run", "--plugin", plugin), "broken.py failed to load", "ValueError: oh")
     assert not (tmp_path / "runs").exists()
