@@ -363,7 +363,7 @@ def test_a_file_that_is_not_a_config_is_refused(tmp_path: Path, content: bytes |
 
 
 def test_a_folder_is_refused_as_a_config(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is a folder, not a config file; name the TOML file in it"):
         read_config(tmp_path)
 
 
