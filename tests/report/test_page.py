@@ -61,8 +61,11 @@ def test_heat_map_counts_every_training_sample_once(single: Path) -> None:
     assert sum(counts) == sum(int(n) for n in re.findall(r'class="count[^>]*>(\d+)<', text)) > 0
 
 
-def test_text_of_a_run_is_escaped(tmp_path: Path) -> None:
+def test_text_of_a_run_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evil = "</script><script>alert(1)</script>"
+    monkeypatch.chdir(tmp_path)
+    for name in (evil, "<img src=x>"):  # data.dir must exist
+        Path(name).mkdir(parents=True)
     folder = sweep(tmp_path / "s", sweep={"data.dir": [evil, "<img src=x>"]})
     text = render(read_records(folder), title=evil)
     seen = Balanced(text)
