@@ -84,8 +84,9 @@ def navigation() -> list[Any]:
 
 
 def _api() -> str:
-    groups = {title: [name for name in names if name in holdfast.__all__] for title, names in API.items()}
-    rest = sorted(set(holdfast.__all__) - {name for names in groups.values() for name in names})
+    public = {name for name in dir(holdfast) if not name.startswith("_")}
+    groups = {title: [name for name in names if name in public] for title, names in API.items()}
+    rest = sorted(public - {name for names in groups.values() for name in names})
     lines = [
         "# Python API",
         "",

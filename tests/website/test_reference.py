@@ -9,7 +9,7 @@ from website import reference
 
 def test_every_public_name_part_setting_and_command_is_in_the_reference():
     pages = reference.pages()
-    for name in holdfast.__all__:
+    for name in ("open", *holdfast.__all__):
         assert f"::: holdfast.{name}\n" in pages["reference/api.md"]
     for kind in KINDS:
         for name, part in parts(kind).items():
