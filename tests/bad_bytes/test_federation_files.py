@@ -245,7 +245,7 @@ def test_an_account_that_cannot_be_read_is_one_line_and_never_nothing_spent(
 ) -> None:
     (tmp_path / "privacy.json").write_bytes(content)
     with pytest.raises(RunError) as error:
-        Account(tmp_path).with_one(1.0)
+        Account(tmp_path).with_more(1.0)
     one_line(error.value, "privacy.json")
 
 
