@@ -303,7 +303,7 @@ def _clients_of(arrays: State, of: str) -> pd.DataFrame:
     )
     total = arrays[f"{of}/test/total"]
     frame["samples"] = total.long().tolist()
-    for name, value in arrays.items():
+    for name, value in sorted(arrays.items()):  # files give their arrays in any order
         model, _, figure = name.removeprefix(f"{of}/test/").partition("/")
         if not name.startswith(f"{of}/test/"):
             continue
