@@ -15,6 +15,7 @@ from holdfast.data.handed.data import handed_again
 from holdfast.data.handed.kept import with_data
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import as_table, merge
+from holdfast.experiment.extension import whole_rounds
 from holdfast.experiment.manifest import is_sweep, read_manifest
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.forecast.extrapolation import Forecast
@@ -195,7 +196,7 @@ def resume(
     A run that was given Python objects (a module, a loss) needs them again, as sections or in `config`; to
     continue a sweep of objects, call `sweep` again. `data` is needed where data was handed over in Python and
     the directory has no copy of it."""
-    folder, handed = Path(path), handed_again(data)
+    folder, handed, rounds = Path(path), handed_again(data), whole_rounds(rounds)
     chosen = _again(folder, config, sections, handed)
     many = is_sweep(folder)
     with (

@@ -264,8 +264,13 @@ def test_a_run_older_than_a_setting_continues(tmp_path: Path) -> None:
 def test_another_config_or_module_is_noticed(tmp_path: Path) -> None:
     holdfast.run(objects(holdfast.Model(Net, head="fc")), out=tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
-    with pytest.raises(ConfigError, match="began with another config"):
-        holdfast.resume(tmp_path / "run", config={**objects(holdfast.Model(Net, head="fc")), "seed": 1})
+    for section, key in (
+        ({"seed": 1}, "seed"),
+        ({"privacy": {"noise": 1.0}}, "privacy"),
+        ({"train": {"lr": 7.0}}, "train.lr"),
+    ):
+        with pytest.raises(ConfigError, match=f"began with another config than the one given: {key} differs"):
+            holdfast.resume(tmp_path / "run", config=objects(holdfast.Model(Net, head="fc")), **section)
     with pytest.raises(RunError, match="weights the run began with"):
         holdfast.resume(tmp_path / "run", config=objects(holdfast.Model(lambda: Net(6), head="fc")))
 

@@ -6,6 +6,7 @@ train once more after its last round, and a schedule may stretch over all rounds
 from __future__ import annotations
 
 import datetime
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,16 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.experiment.config import Config
 from holdfast.storage.store import Store
+
+
+def whole_rounds(rounds: Any) -> int | None:
+    """The number of rounds that a Python caller gave, or None; anything but a whole number is an error."""
+    if rounds is None:
+        return None
+    try:
+        return operator.index(rounds)
+    except TypeError:
+        raise ConfigError(f"rounds: needs a whole number, such as 100, not {rounds!r}") from None
 
 
 def with_rounds(config: Config, rounds: int) -> Config:

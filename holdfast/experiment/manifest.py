@@ -25,7 +25,7 @@ from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import check_given, with_data
 from holdfast.experiment.config import Config, Parts, completed, make_config
 from holdfast.experiment.loop import Experiment
-from holdfast.experiment.object_names import agree, is_word, unnamed
+from holdfast.experiment.object_names import agree, first_difference, is_word, unnamed
 from holdfast.local.plan import Plan
 
 _MANY = 4096  # threads or processes: a larger number is a mistake
@@ -166,7 +166,11 @@ def config_of(
         if isinstance(again, HandedOver):
             check_given([began], folder, [again])
         if not agree(began, plain):
-            raise ConfigError(f"{folder} began with another config than the one given")
+            key = first_difference(began, plain)
+            raise ConfigError(
+                f"{folder} began with another config than the one given: {key} differs; give the same, or"
+                " begin a new run"
+            )
         return given
     objects = unnamed(manifest["config"])
     if objects:

@@ -144,6 +144,18 @@ def agree(was: Any, wanted: Any) -> bool:
     return word and "(" not in was and wanted.startswith((was[:-1] + "(", was[:-1] + "-"))
 
 
+def first_difference(was: Any, wanted: Any, path: str = "") -> str:
+    """The dotted key of the first value in which two plain configs do not agree."""
+    if isinstance(was, Mapping) and isinstance(wanted, Mapping) and was.get("name") == wanted.get("name"):
+        for key in dict.fromkeys([*was, *wanted]):
+            inner = f"{path}.{key}" if path else str(key)
+            if (key in was) != (key in wanted):
+                return inner
+            if not agree(was[key], wanted[key]):
+                return first_difference(was[key], wanted[key], inner)
+    return path
+
+
 def is_word(value: Any) -> bool:
     """Whether a value of a plain config stands for a Python object."""
     return isinstance(value, str) and value.startswith("<") and value.endswith(">")

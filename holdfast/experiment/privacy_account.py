@@ -59,10 +59,10 @@ class ClientAccount(PrivacyAccount):
         if settings.noise > 0:
             need_accountant()
         rule, wire = run_context.rule, run_context.wire()
+        if settings.of_samples:  # first: what it refuses, no other setting of [privacy] could permit
+            check_dp_sgd(rule, run_context.network)
         for task in sorted(rule.tasks):
             self.protection.check(rule.schema(task, wire), task, run_context.norm_cap)
-        if settings.of_samples:
-            check_dp_sgd(rule, run_context.network)
         self.releases = torch.zeros(run_context.federation.clients, dtype=torch.int64)
         self.next = self._planned()
         self.withheld: set[int] = set()

@@ -163,6 +163,11 @@ class _Trial:
         except Exception as error:  # a user's module and loss run here for the first time
             reason = (str(error).strip() or "no reason given").splitlines()[0]
             said = f"{type(error).__name__}: {reason}{in_brackets(error)}"
+            if self.recipe.sample_clip is not None:
+                said += (
+                    '; privacy.level = "sample" needs the gradients of single samples by torch.func.vmap, which'
+                    " some layers (nn.LSTM, for example) cannot do"
+                )
             raise RunError(f"model: a first step on plan {plan.name} failed: {said}") from error
         if model.is_cuda:
             torch.cuda.synchronize(model.device)

@@ -107,21 +107,22 @@ def _without_axes(
         elif isinstance(given, Mapping) and (below := _models_of(key, given, models, table)):
             out[key] = _without_axes(given, below, f"{inner}.", axes)
         elif isinstance(given, _LISTS) and _is_axis(key, given, models):
-            name, values = _axis(key, inner, list(given))
+            name, values = _axis(key, inner, list(given), bool(_models_of(key, {}, models, table)))
             axes[name] = values
         else:
             out[key] = list(given) if isinstance(given, range) else given
     return out
 
 
-def _axis(key: str, path: str, values: list[Any]) -> tuple[str, list[Any]]:
+def _axis(key: str, path: str, values: list[Any], section: bool) -> tuple[str, list[Any]]:
     """The key of an axis and its values. Names of parts only choose the part; a table changes what it
-    names."""
+    names, of a part and of a section such as [privacy]."""
     if (key in PART_SECTIONS or key == "data") and values and all(isinstance(v, str) for v in values):
         return f"{path}.name", values
-    if key not in PART_SECTIONS and key != "data":
+    if not section and key not in PART_SECTIONS and key != "data":
         return path, values
-    named = [{"name": value} if isinstance(value, str) else value for value in values]
+    by_name = key in PART_SECTIONS or key == "data"
+    named = [{"name": value} if by_name and isinstance(value, str) else value for value in values]
     return path, [LaidOver(value) if isinstance(value, Mapping) else value for value in named]
 
 

@@ -54,6 +54,14 @@ def test_fewer_rounds_are_refused(tmp_path: Path) -> None:
     assert holdfast.resume(run.path, rounds=2).final == run.final and bits(run.path) == before
 
 
+@pytest.mark.parametrize("rounds", ["5", 5.5])
+def test_rounds_that_are_no_whole_number_are_refused(rounds: Any, tmp_path: Path) -> None:
+    run = holdfast.run(given(1), out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"rounds: needs a whole number, such as 100, not"):
+        holdfast.resume(run.path, rounds=rounds)
+    assert holdfast.open(run.path).status == "finished"
+
+
 def test_what_depends_on_the_number_of_rounds_is_refused(tmp_path: Path) -> None:
     """The folder stays as it was."""
     for name, sections, words in (

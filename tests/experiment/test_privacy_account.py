@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("opacus", reason="the accountant needs opacus: pip install 'holdfast[privacy]'")
 
-from holdfast.core.errors import ConfigError  # noqa: E402
+from holdfast.core.errors import ConfigError, RunError  # noqa: E402
 from holdfast.experiment.runner import RunCallbacks  # noqa: E402
+from holdfast.models.own_module import Model  # noqa: E402
 from holdfast.privacy import accounting  # noqa: E402
 from holdfast.privacy.accounting import epsilon_of  # noqa: E402
 from holdfast.results.run import Run  # noqa: E402
@@ -228,10 +230,7 @@ def test_attackers_train_without_clip_and_noise(simulate: One) -> None:
         ({"method": "pfedme"}, "method 'pfedme' learns from its samples in other ways"),
         ({"method": "fedrod"}, "method 'fedrod' learns from its samples in other ways"),
         (
-            {
-                "model": {"name": "mlp", "hidden": 6, "batch_norm": True},
-                "privacy": SAMPLE | {"others": "send"},
-            },
+            {"model": {"name": "mlp", "hidden": 6, "batch_norm": True}},
             "layer '.*' mixes the samples of a batch",
         ),
         ({"privacy": {"accounting": "poisson"}}, 'accounting = "poisson" is for level = "sample"'),
@@ -242,3 +241,17 @@ def test_what_dp_sgd_does_not_protect_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         simulate(**{"privacy": SAMPLE, **sections})
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.LSTM(8, 4, batch_first=True), nn.Linear(4, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x.flatten(0, 1))[0][:, -1])
+
+
+def test_a_model_without_gradients_of_single_samples_says_that_dp_sgd_needs_them(simulate: One) -> None:
+    with pytest.raises(RunError, match='privacy.level = "sample" needs the gradients of single samples'):
+        simulate(model=Model(Recurrent, head="fc"), train=ONCE, privacy=SAMPLE)

@@ -10,6 +10,7 @@ import pytest
 from holdfast.core.errors import ConfigError
 from holdfast.data.handed.data import Data
 from holdfast.methods.ditto import Ditto
+from holdfast.privacy.settings import PrivacySettings
 from holdfast.sweeps.grid import configs, expand
 from holdfast.sweeps.list_axes import check_not_swept, laid_over, settled, with_list_axes
 
@@ -80,6 +81,15 @@ def test_a_table_in_a_list_changes_only_what_it_names() -> None:
     data = with_list_axes({"data": [{"clients": 4}, {"clients": 8}]})
     made = [config.data for _, config in configs({**data, "data": {"partition": "iid"}})]
     assert [(one.clients, one.partition) for one in made] == [(4, "iid"), (8, "iid")]
+
+
+def test_a_table_of_a_section_in_a_list_changes_only_what_it_names() -> None:
+    base = {"train": {"rounds": 2}, "privacy": {"level": "sample", "noise": 1.0, "clip": 3.0}}
+    over = {"train": [{"lr": 0.1}, {"lr": 0.2}], "privacy": [None, {"noise": 0.5}]}
+    made = [config for _, config in configs(laid_over(base, over))]
+    assert [(one.train.rounds, one.train.lr) for one in made] == [(2, 0.1), (2, 0.1), (2, 0.2), (2, 0.2)]
+    assert made[0].privacy is None
+    assert made[1].privacy == PrivacySettings(level="sample", noise=0.5, clip=3.0)
 
 
 def test_one_value_for_what_is_swept_is_refused() -> None:
