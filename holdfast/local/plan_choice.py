@@ -165,8 +165,8 @@ class _Trial:
             said = f"{type(error).__name__}: {reason}{in_brackets(error)}"
             if self.recipe.sample_clip is not None:
                 said += (
-                    '; privacy.level = "sample" needs the gradients of single samples by torch.func.vmap, which'
-                    " some layers (nn.LSTM, for example) cannot do"
+                    '; privacy.level = "sample" needs the gradients of single samples by torch.func.vmap,'
+                    " which some layers (nn.LSTM, for example) cannot do"
                 )
             raise RunError(f"model: a first step on plan {plan.name} failed: {said}") from error
         if model.is_cuda:
