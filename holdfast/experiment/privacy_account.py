@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.generators import Steps
-from holdfast.core.types import ROOT, Exchange
+from holdfast.core.types import ROOT, Exchange, Schema
 from holdfast.engine.client_task import schema_of
 from holdfast.engine.run_context import RunContext
 from holdfast.evaluation.metrics import Figures
@@ -19,7 +19,7 @@ from holdfast.local.client import passes_of
 from holdfast.methods.base import ClientRule
 from holdfast.models.network import Network
 from holdfast.privacy.accounting import epsilon_of, epsilon_of_samples, need_accountant
-from holdfast.privacy.protection import Protection
+from holdfast.privacy.protection import Protection, refused
 from holdfast.privacy.settings import PrivacySettings
 
 
@@ -61,11 +61,25 @@ class ClientAccount(PrivacyAccount):
         rule, wire = run_context.rule, run_context.wire()
         if settings.of_samples:  # first: what it refuses, no other setting of [privacy] could permit
             check_dp_sgd(rule, run_context.network)
-        for task in sorted(rule.tasks):
-            self.protection.check(rule.schema(task, wire), task, run_context.norm_cap)
+        schemas = {task: rule.schema(task, wire) for task in sorted(rule.tasks)}
+        self._check_protects(schemas)
+        for task, schema in schemas.items():
+            self.protection.check(schema, task, run_context.norm_cap)
         self.releases = torch.zeros(run_context.federation.clients, dtype=torch.int64)
         self.next = self._planned()
         self.withheld: set[int] = set()
+
+    def _check_protects(self, schemas: Mapping[str, Schema]) -> None:
+        """Refuse a method that sends something, but no update: epsilon would be 0, for data sent bare."""
+        if self.settings.of_samples or any(map(self.protection.releases, schemas.values())):
+            return
+        sends = any(refused(schema, task) for task, schema in schemas.items())
+        if sends or self.settings.others == "send":
+            raise ConfigError(
+                f"privacy: method '{self.run_context.method.name}' sends no updates, so there is nothing to"
+                " clip or noise, and what it sends would not be protected; leave [privacy] out, or choose"
+                " another method"
+            )
 
     def _planned(self) -> Tensor:
         """int64 [clients]: how much the next reply of each client is expected to count."""

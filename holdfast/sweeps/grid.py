@@ -60,6 +60,10 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
             raise ConfigError(f"sweep.{path}: needs a list of values, got {values!r}")
     if "data" in axes:
         axes["data"] = [data_of(value) or value for value in axes["data"]]
+    if "privacy" in axes:  # else a table that names the noise alone would reset what is protected, and how
+        axes["privacy"] = [
+            LaidOver(value) if isinstance(value, Mapping) else value for value in axes["privacy"]
+        ]
     if (many := math.prod(map(len, axes.values()))) > MOST_CELLS:
         raise ConfigError(
             f"sweep: {many:,} cells are more than the limit of {MOST_CELLS:,}; shorten its lists"

@@ -131,7 +131,12 @@ def test_attackers_neither_clip_nor_add_noise_nor_stop(simulate: One) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"method": "fedproto"}, "privacy: '(prototypes|held)' would be sent"),
+        ({"method": "fedgc"}, "privacy: 'held' would be sent"),
+        ({"method": "fedproto"}, "privacy: method 'fedproto' sends no updates"),
+        (
+            {"method": "fedproto", "privacy": {"noise": 1.0, "others": "send"}},
+            "privacy: method 'fedproto' sends no updates",
+        ),
         ({"model": {"name": "mlp", "hidden": 6, "batch_norm": True}}, "privacy: 'buffers' would be sent"),
         ({"train": {"norm_cap": 5.0}}, "would be refused as a fault; raise train.norm_cap"),
         ({"privacy": {"noise": -1}}, "privacy.noise: .*greater than or equal to 0"),

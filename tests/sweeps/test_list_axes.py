@@ -90,6 +90,8 @@ def test_a_table_of_a_section_in_a_list_changes_only_what_it_names() -> None:
     assert [(one.train.rounds, one.train.lr) for one in made] == [(2, 0.1), (2, 0.1), (2, 0.2), (2, 0.2)]
     assert made[0].privacy is None
     assert made[1].privacy == PrivacySettings(level="sample", noise=0.5, clip=3.0)
+    in_a_file = {**base, "sweep": {"privacy": ["none", {"noise": 0.5}]}}
+    assert [config.privacy for _, config in configs(in_a_file)] == [made[0].privacy, made[1].privacy]
 
 
 def test_one_value_for_what_is_swept_is_refused() -> None:

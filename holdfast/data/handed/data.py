@@ -264,8 +264,11 @@ def merged(there: Any, given: Any) -> tuple[Any, Any]:
 
 
 def _are_entries(given: Any) -> bool:
-    """Whether a list of 2 or 4 is a list of entries, rather than one entry."""
-    return isinstance(given, (list, tuple)) and all(map(is_entry, given))
+    """Whether a list of 2 or 4 is a list of entries, rather than one entry. One tuple (X, y) in it is enough:
+    the error about another that cannot be read then names its client."""
+    if not isinstance(given, (list, tuple)):
+        return False
+    return all(map(is_entry, given)) or any(isinstance(one, tuple) and is_entry(one) for one in given)
 
 
 def _check_names_of(settings: Mapping[str, Any]) -> None:

@@ -137,6 +137,12 @@ def test_settings_and_names_of_clients_are_told_apart() -> None:
         DataSettings.model_validate((X, Y))
 
 
+@pytest.mark.parametrize("wrong", [None, (X, Y, X)])
+def test_one_wrong_entry_of_two_is_named(wrong: Any) -> None:
+    with pytest.raises(DataError, match="data: client 1 is a"):
+        DataSettings.model_validate([(X, Y), wrong])
+
+
 def test_one_dataset_is_divided_by_a_partition() -> None:
     data = Data(
         np.tile(X, (10, 1)),
