@@ -30,8 +30,9 @@ GLOSSARY = {
     "attack/asr": "share of triggered test images that the deployed model takes for the attacker's target",
     "attack/asr/last10": "mean of attack/asr over the last ten evaluated rounds",
     "attack/noted_rounds": "rounds in which the attack deviated from its formula",
-    "detection/dacc": "share of clients rightly banned or rightly not; 'no detection' where no client was"
-    " banned or rejected",
+    "detection/dacc": "share of clients rightly banned or rightly not. Where no client was banned it is the"
+    " share of benign clients (0.7 with 3 attackers among 10); tables then say 'no detection', or 'no bans'"
+    " where clients were only rejected for a round",
     "detection/fpr": "share of benign clients that were banned",
     "detection/fnr": "share of attackers that were not banned",
     "detection/rounds": "mean round in which the attackers that were caught were banned",

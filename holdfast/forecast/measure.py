@@ -75,8 +75,8 @@ class _Stage:
         assert self.engine is not None
         if self.last:
             return  # the methods' finish
-        self.watch.say(f"measuring round {round}")
         least, most = _ROUNDS
+        self.watch.say(f"measuring: short round {round} of at most {most}")
         if round >= most or (round >= least and time.perf_counter() - self.engine.began[1] > _ENOUGH):
             self.last = round
         self._shorten(self.last or most, round)

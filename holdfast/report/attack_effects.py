@@ -36,9 +36,9 @@ def held_or_fell(lines: Sequence[SettingRuns]) -> tuple[str, str]:
     )
     more = "less" if cost > 0 else "more"
     said += (
-        f", {100 * abs(cost):.1f} points {more} than without it."
+        f", {100 * abs(cost):.1f} points {more} than the same clients reach without it."
         if abs(cost) >= 0.0005
-        else ", as many as without it."
+        else ", as many as the same clients reach without it."
     )
     said += _bans_in_words(best)
     fell = sorted((line for line in others if (line.mean("attack/lost") or 0.0) >= _WORTH_NAMING), key=_lost)[

@@ -13,7 +13,7 @@ from holdfast.report.instability import unstable
 from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import RunRecord, SettingRuns, not_begun
 from holdfast.report.robustness_map import map_drawing, score_map
-from holdfast.report.settings_by_attack import WORST, ScoreGrid, SettingsByAttack
+from holdfast.report.settings_by_attack import BENIGN, WORST, ScoreGrid, SettingsByAttack
 from holdfast.report.table import STATUS, columns, tabulate
 
 
@@ -51,7 +51,8 @@ def _maps(grids: Sequence[ScoreGrid]) -> Section:
         (grid.data if several else "", score_map(grid, f", {grid.data}" if several else "")) for grid in grids
     ]
     worst = any(WORST in grid.columns for grid in grids)
-    body = fill("sections/maps.html", maps=maps, worst=worst)
+    honest = any(BENIGN in grid.attacks for grid in grids)
+    body = fill("sections/maps.html", maps=maps, worst=worst, honest=honest)
     return Section("Accuracy under attack", body, [map_drawing(grid, several) for grid in grids])
 
 

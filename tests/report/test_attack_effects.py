@@ -39,13 +39,17 @@ def test_the_best_under_attack_and_what_it_cost_the_others() -> None:
         name == "b"
         and said
         == "classifies 90.0 % of a benign client's test samples correctly under attack, 2.0 points less than"
-        " without it. It bans every attacker and 25 % of the others. The attack costs a 70.0 points. There is"
-        " one seed each, so the order may be chance."
+        " the same clients reach without it. It bans every attacker and 25 % of the others."
+        " The attack costs a 70.0 points. There is one seed each, so the order may be chance."
     )
 
 
 @pytest.mark.parametrize(
-    ("lost", "words"), [(0.0, "as many as without it"), (-0.03, "3.0 points more than without it")]
+    ("lost", "words"),
+    [
+        (0.0, "as many as the same clients reach without it"),
+        (-0.03, "3.0 points more than the same clients reach without it"),
+    ],
 )
 def test_an_attack_that_costs_nothing(lost: float, words: str) -> None:
     assert f"under attack, {words}." in held_or_fell([line("a", 0.9, lost)])[1]

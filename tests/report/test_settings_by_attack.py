@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from holdfast.report.attack_effects import worst_cases
+from holdfast.report.figures_section import headline
 from holdfast.report.page import render
 from holdfast.report.read_runs import by_setting, read_records
 from holdfast.report.robustness_map import score_map
@@ -132,6 +133,13 @@ def test_the_worst_case_decides() -> None:
         worst_cases(SettingsByAttack(lines_of({key: v for key, v in FIGURES.items() if key[1] != "y"})).grids)
         is None
     )  # one attack only
+
+
+def test_the_map_says_whose_accuracy_its_columns_have() -> None:
+    lines = lines_of(FIGURES)
+    assert "that column has more clients" in headline(lines, SettingsByAttack(lines)).body
+    attacked_only = [one for one in lines if one.records[0].config["attack"]]
+    assert "that column" not in headline(attacked_only, SettingsByAttack(attacked_only)).body
 
 
 def test_cells_of_the_map_carry_their_values_and_the_best_is_marked_in_words() -> None:
