@@ -200,6 +200,9 @@ class Simulator:
         if protection is None or ex.task == EVALUATE or not len(ex.to):
             return
         honest = ex.is_client & ~torch.isin(ex.to, run_context.adversary.at(run_context.round))
+        if protection.settings.others == "withhold" and "count" in reply:
+            # the weight of an attacker stays that of a client: to claim another would be an attack of its own
+            reply["count"][ex.is_client & ~honest] = float(protection.settings.count)
         keys = run_context.key.fold("privacy", run_context.round, ex.step).fold(ex.to)
         for row in honest.nonzero().flatten().tolist():
             sent = {name: value[row : row + 1] for name, value in reply.items()}

@@ -126,6 +126,10 @@ def test_attackers_neither_clip_nor_add_noise_nor_stop(simulate: One) -> None:
     assert norms(run)[[1, 3]].min() > 10 > 1 > norms(run)[[0, 2, 4]].max()
     assert run.store.arrays(2)["took_part"].tolist() == [1, 3]
     assert run.store.arrays(2)["privacy/releases"].tolist() == [1, 0, 1, 0, 1]
+    shares = run.store.arrays(1)[
+        "verdict/weights"
+    ]  # their true counts would outweigh all who withhold theirs
+    assert torch.equal(shares, torch.full_like(shares, 1 / 5))
 
 
 @pytest.mark.parametrize(
