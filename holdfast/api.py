@@ -16,6 +16,7 @@ from holdfast.data.handed.kept import with_data
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import as_table, merge
 from holdfast.experiment.extension import whole_rounds
+from holdfast.experiment.given_again import call
 from holdfast.experiment.manifest import is_sweep, read_manifest
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.forecast.extrapolation import Forecast
@@ -63,7 +64,7 @@ def run(
     chosen = _one(_merged(config, sections))
     path = Path(out) if out is not None else fresh_folder()
     with (
-        stoppable(f"holdfast.resume({str(path)!r}) continues the run", (path / "head.json").exists),
+        stoppable(lambda: f"{_resuming(path)} continues the run", (path / "head.json").exists),
         shown(progress, watch) as watching,
         tracked(track, watching) as followed,
     ):
@@ -106,7 +107,7 @@ def sweep(
     path = Path(out) if out is not None else fresh_folder()
     with (
         stoppable(
-            f"the same call with out={str(path)!r} continues the sweep", lambda: is_sweep(path)
+            lambda: f"the same call with out={str(path)!r} continues the sweep", lambda: is_sweep(path)
         ) as stop,
         shown(progress, watch) as watching,
         tracked(track, watching) as followed,
@@ -146,7 +147,7 @@ def tune(
     named(track)
     path = Path(out) if out is not None else fresh_folder()
     tuning = Tuning(settled(_merged(config, sections)), budget, path, under_attack)
-    with stoppable(f"the same call with out={str(path)!r} continues the comparison", path.exists):
+    with stoppable(lambda: f"the same call with out={str(path)!r} continues the comparison", path.exists):
         with shown(progress, watch, "validation/accuracy") as watching:  # test data stays unseen in trials
             choices = tuning.try_all(watching, retry=retry)
         with shown(progress, watch) as watching, tracked(track, watching) as followed:
@@ -200,7 +201,7 @@ def resume(
     chosen = _again(folder, config, sections, handed)
     many = is_sweep(folder)
     with (
-        stoppable(f"holdfast.resume({str(folder)!r}) continues it") as stop,
+        stoppable(lambda: f"{_resuming(folder)} continues it") as stop,
         shown(progress, watch) as watching,
         tracked(track, watching) as followed,
     ):
@@ -215,15 +216,18 @@ def resume(
     return Sweep(folder, [cell_of(status, data=handed) for status in statuses])
 
 
-def open(path: str | Path) -> Run | Sweep:
+def open(path: str | Path, data: Any = None, **sections: Any) -> Run | Sweep:
     """Open what a folder holds: a `Run`, or a `Sweep` for a sweep, a folder of runs or a finished `tune`.
 
     >>> holdfast.open("runs/first")
     Run(ditto on digits, 8 clients, round 3 of 3, finished, accuracy 0.8714: runs/first)
     >>> holdfast.open("runs/table").frame
+    >>> holdfast.open("runs/mine", model=Net).model(client="York")     # was given an object
 
-    `holdfast.load` gives the metrics of many runs as one data frame instead."""
-    return open_folder(path)
+    Metrics and tables need nothing else. Models of a run that was given Python objects (a module, a loss)
+    need them again, as sections; `data` is needed where data was handed over in Python and the directory has
+    no copy of it. `holdfast.load` gives the metrics of many runs as one data frame instead."""
+    return open_folder(path, handed_again(data), sections)
 
 
 def _merged(config: Given | None, sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,6 +258,11 @@ def _again(
         return config
     began = with_data(read_manifest(folder)["config"], folder, data) if config is None else as_table(config)
     return make_config(merge(began, sections))
+
+
+def _resuming(folder: Path) -> str:
+    """The call that continues a run or a sweep."""
+    return call("resume", folder, {} if is_sweep(folder) else read_manifest(folder)["config"])
 
 
 def _so_far(path: Path, chosen: Sequence[Config]) -> Sweep:

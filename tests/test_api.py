@@ -236,7 +236,7 @@ def test_a_module_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
             use()
         assert (
             "model was a Python object" in str(error.value)
-            and "config=" in str(error.value)
+            and ", model=" in str(error.value)
             and "\n" not in str(error.value)
         )
     assert len(holdfast.Run(tmp_path / "cut").metrics) == 1, "figures need no model"

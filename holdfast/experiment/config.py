@@ -17,6 +17,7 @@ from holdfast.core.screening import FEDERATION_NORM_CAP
 from holdfast.data.federation import DataSettings
 from holdfast.detectors.base import Detector
 from holdfast.evaluation.scores import Metric
+from holdfast.experiment.given_again import refuse_words
 from holdfast.experiment.object_names import Numbers, plain
 from holdfast.experiment.participation import cohort_size
 from holdfast.experiment.update_parts import chosen_optimizer, chosen_schedule, named_optimizer
@@ -365,6 +366,7 @@ def _server(config: Config, method: Method) -> ServerOptimizer | None:
 
 def make_config(table: Mapping[str, Any]) -> Config:
     """A config from plain tables; the first mistake is a one-line error that names the key."""
+    refuse_words(table)
     try:
         return Config(**table)
     except INVALID as error:

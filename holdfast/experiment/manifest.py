@@ -24,6 +24,8 @@ from holdfast.data.federation import DataSettings
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import check_given, with_data
 from holdfast.experiment.config import Config, Parts, completed, make_config
+from holdfast.experiment.config_tables import merge
+from holdfast.experiment.given_again import call
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.object_names import agree, first_difference, is_word, unnamed
 from holdfast.local.plan import Plan
@@ -175,11 +177,21 @@ def config_of(
     objects = unnamed(manifest["config"])
     if objects:
         raise ConfigError(
-            f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path,"
-            " config=...)"
+            f"{folder}: {objects[0]} was a Python object, which a folder cannot hold; give it again:"
+            f" {call('open', folder, manifest['config'])}, or holdfast.resume with the same to continue"
         )
     table = with_data(manifest["config"], folder, data)
     return with_parts(lambda: make_config(table), folder, manifest.get("plugins", []))
+
+
+def config_again(
+    folder: Path, manifest: Mapping[str, Any], data: Sequence[HandedOver], sections: Mapping[str, Any]
+) -> Config:
+    """The config a run began with, where the sections that held Python objects are given again."""
+    if not sections:
+        return config_of(folder, manifest, data=data)
+    given = make_config(merge(with_data(manifest["config"], folder, data), sections))
+    return config_of(folder, manifest, given, data)
 
 
 def with_model_of(began: Mapping[str, Any], given: Config) -> Config:

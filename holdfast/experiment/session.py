@@ -14,6 +14,7 @@ from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import keep_all
 from holdfast.experiment.config import Config
 from holdfast.experiment.extension import check_extension, extend, with_rounds
+from holdfast.experiment.given_again import how_to_resume
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import (
     config_of,
@@ -140,8 +141,10 @@ def _refuse_taken(out: Path) -> None:
     taken = [folder for folder in run_folders(out) if (folder / "head.json").exists()]
     if taken or is_sweep(out):
         there = taken[0] if taken else out
-        again = f"`holdfast resume {shlex.quote(str(out))}` continues it"
-        raise ConfigError(f"{there} already holds a run; {again}, or choose another --out")
+        again = f"`holdfast resume {shlex.quote(str(out))}`"
+        if out in taken:
+            again = how_to_resume(out, read_manifest(out))
+        raise ConfigError(f"{there} already holds a run; {again} continues it, or choose another --out")
 
 
 @contextmanager

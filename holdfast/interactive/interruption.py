@@ -22,7 +22,7 @@ class Interruption:
 
 
 @contextmanager
-def stoppable(advice: str, saved: Callable[[], bool] = lambda: True) -> Iterator[Interruption]:
+def stoppable(advice: Callable[[], str], saved: Callable[[], bool] = lambda: True) -> Iterator[Interruption]:
     """Run what is within until it ends or Ctrl-C is pressed. The first Ctrl-C ends it and prints `advice`, if
     something is `saved`; otherwise, and for a second one while it is being closed, KeyboardInterrupt is
     raised."""
@@ -41,7 +41,7 @@ def stoppable(advice: str, saved: Callable[[], bool] = lambda: True) -> Iterator
         if not saved():
             raise KeyboardInterrupt("no round was finished, so nothing was saved") from None
         interruption.pressed = 1
-        print(f"interrupted; {advice}", file=sys.stderr)
+        print(f"interrupted; {advice()}", file=sys.stderr)
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)

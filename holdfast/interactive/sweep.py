@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,10 +65,15 @@ class SweepCell:
         return getattr(self.run, name)
 
 
-def cell_of(status: RunStatus, config: Config | None = None, data: Sequence[HandedOver] = ()) -> SweepCell:
-    """The cell whose status was read. A config is needed where it holds objects, data where the directory has
-    no copy of what was handed over."""
-    run = Run(status.path, config, data) if (status.path / "manifest.json").exists() else None
+def cell_of(
+    status: RunStatus,
+    config: Config | None = None,
+    data: Sequence[HandedOver] = (),
+    again: Mapping[str, Any] | None = None,
+) -> SweepCell:
+    """The cell whose status was read. A config is needed where it holds objects, or `again`, the sections
+    that hold them; data where the directory has no copy of what was handed over."""
+    run = Run(status.path, config, data, again) if (status.path / "manifest.json").exists() else None
     return SweepCell(status.label, status.shared or status.status, status.round, status.reason, run)
 
 
@@ -90,13 +95,15 @@ class Sweep(list[SweepCell]):
         self.path = Path(path)
 
     @classmethod
-    def opened(cls, path: str | Path, data: Sequence[HandedOver] = ()) -> Sweep:
+    def opened(
+        cls, path: str | Path, data: Sequence[HandedOver] = (), again: Mapping[str, Any] | None = None
+    ) -> Sweep:
         """Read a sweep, or a folder of runs, from disk."""
         folder = Path(path)
         cells = [run_status(folder / cell["folder"], cell["label"]) for cell in listed(folder)]
         if not cells:
             cells = [run_status(run, _name(run)) for run in run_folders(folder)]
-        return cls(folder, [cell_of(status, data=data) for status in cells])
+        return cls(folder, [cell_of(status, data=data, again=again) for status in cells])
 
     @property
     def runs(self) -> list[Run]:

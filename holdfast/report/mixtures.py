@@ -204,6 +204,6 @@ def _how_often(run_data: RunData, clients: list[int], peers: Found, partner: np.
 def _facts(record: RunRecord) -> dict[str, np.ndarray]:
     """What the partition knows of its clients; empty where the data cannot be read."""
     try:
-        return {name: value.numpy() for name, value in federation_of(record.run.config).facts.items()}
+        return {name: value.numpy() for name, value in federation_of(record.run.data_config).facts.items()}
     except HoldfastError:
         return {}

@@ -99,7 +99,7 @@ class RunRecord:
         if self.result is not None:
             return self.result["protocol"]
         try:
-            method = self.run.config.parts().method
+            method = self.run.parts_config.parts().method
             return {**self.config["evaluate"], "models": list(method.models), "deployed": method.deploys}
         except HoldfastError:  # objects that the manifest cannot name
             return {**self.config["evaluate"], "deployed": None}

@@ -14,6 +14,8 @@ from holdfast.core.toml import key, to_toml, value
 from holdfast.data.handed.kept import handed_in
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import PART_SECTIONS
+from holdfast.experiment.given_again import arguments
+from holdfast.experiment.object_names import unnamed
 from holdfast.report.read_runs import RunRecord
 from holdfast.sweeps.grid import expand, flatten
 
@@ -23,6 +25,8 @@ Flat = dict[str, Any]
 def config_text(cells: Sequence[RunRecord]) -> str | None:
     """TOML for all of them; None when no [sweep] says the same (runs of different sweeps, objects without a
     name)."""
+    if len(cells) == 1 and unnamed(cells[0].config):
+        return as_text(without_defaults(cells[0].config))  # the command gives the objects
     try:
         configs = [cell.run.config.plain() for cell in cells]
         if len({str(handed_in(config)) for config in configs}) > 1:
@@ -48,11 +52,13 @@ def command(cells: Sequence[RunRecord]) -> str:
     """With the plan, the threads and the worker processes that the bits depend on."""
     manifest = cells[0].manifest
     plan, threads = manifest["plan"], manifest["threads"]
-    if digest := handed_in(manifest["config"]):
-        start = "run" if len(cells) == 1 else "sweep"
+    digest, objects = handed_in(manifest["config"]), _objects(cells)
+    if digest or objects:
+        start = "run" if len(cells) == 1 or objects else "sweep"
         engine = {"plan": plan["name"], "threads": threads, "workers": plan.get("workers", 1)}
-        again = f'holdfast.{start}("config.toml", data=data, engine={json.dumps(engine)})'
-        return f"{again}  # in Python, with the data of digest {str(digest)[:12]}"
+        given = [*objects, *["data=data"] * bool(digest), f"engine={json.dumps(engine)}"]
+        again = f'holdfast.{start}("config.toml", {", ".join(given)})'
+        return f"{again}  # in Python" + (f", with the data of digest {str(digest)[:12]}" if digest else "")
     words = [
         "holdfast run config.toml",
         f"--plan {plan['name']}",
@@ -60,6 +66,13 @@ def command(cells: Sequence[RunRecord]) -> str:
         f"--workers {plan.get('workers', 1)}",
     ]
     return " ".join(words) + plugin_options(manifest.get("plugins", []))
+
+
+def _objects(cells: Sequence[RunRecord]) -> list[str]:
+    """The arguments for Python objects that the runs were given; where runs differ, one for each section."""
+    said = {argument.partition("=")[0]: argument for cell in cells for argument in arguments(cell.config)}
+    same = all(arguments(cell.config) == arguments(cells[0].config) for cell in cells)
+    return [argument if same else f"{section}=..." for section, argument in said.items()]
 
 
 def without_defaults(config: dict[str, Any]) -> dict[str, Any]:

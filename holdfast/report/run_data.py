@@ -290,7 +290,7 @@ def _read_bounds(run_data: RunData, record: RunRecord, told: Mapping[int, Mappin
     if not any(name.startswith("scores/") for name in run_data.grids):
         return
     try:
-        parts = record.run.config.parts()
+        parts = record.run.parts_config.parts()
     except HoldfastError:  # objects that the manifest cannot name
         return
     for name, detector in named((*parts.method.detectors(), *parts.detectors)):

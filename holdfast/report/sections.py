@@ -94,7 +94,7 @@ def partition(records: Sequence[RunRecord]) -> Section:
     """Which client holds what, for the first run; a seed deals the data of the others anew."""
     record = records[0]
     try:
-        holdings = Holdings.of(record.run.config)
+        holdings = Holdings.of(record.run.data_config)
     except HoldfastError as error:
         return Section("Data of every client", fill("sections/no_data.html", error=str(error)))
     body = fill(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError, NoSuchResult, RunError, in_print, suggest
 from holdfast.core.generators import run_to_end
-from holdfast.core.registry import parts, plugin_options
+from holdfast.core.registry import parts
 from holdfast.core.screening import screen
 from holdfast.core.types import Exchange, Schema, State, Uplink
 from holdfast.data.handed.content import HandedOver
@@ -24,8 +24,9 @@ from holdfast.engine.run_context import Call, RunContext
 from holdfast.engine.simulator import Simulator
 from holdfast.evaluation.scores import METRICS
 from holdfast.experiment.config import Config
+from holdfast.experiment.given_again import how_to_resume, without_model_objects
 from holdfast.experiment.loop import Experiment
-from holdfast.experiment.manifest import config_of, read_manifest, run_folders
+from holdfast.experiment.manifest import config_again, config_of, read_manifest, run_folders
 from holdfast.experiment.records import server_state
 from holdfast.experiment.round_evaluation import discarding_state
 from holdfast.local.plan import Plan
@@ -40,11 +41,17 @@ from holdfast.storage.store import Store
 class Run:
     """One run on disk, finished or not. Reading needs no lock: committed files do not change."""
 
-    def __init__(self, path: str | Path, config: Config | None = None, data: Sequence[HandedOver] = ()):
+    def __init__(
+        self,
+        path: str | Path,
+        config: Config | None = None,
+        data: Sequence[HandedOver] = (),
+        again: Mapping[str, Any] | None = None,
+    ):
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
         self.store = Store(self.path)
-        self._config, self._data = config, data
+        self._config, self._data, self._again = config, data, again or {}
 
     def __repr__(self) -> str:
         return (
@@ -55,8 +62,22 @@ class Run:
     @property
     def config(self) -> Config:
         if self._config is None:
-            self._config = config_of(self.path, self.manifest, data=self._data)
+            self._config = config_again(self.path, self.manifest, self._data, self._again)
         return self._config
+
+    @cached_property
+    def data_config(self) -> Config:
+        """The config of the data and the seed alone: who holds what depends on no other part."""
+        chosen = {name: self.manifest["config"][name] for name in ("data", "seed")}
+        return self._config or config_of(self.path, {**self.manifest, "config": chosen}, data=self._data)
+
+    @cached_property
+    def parts_config(self) -> Config:
+        """The config for what needs no model and no loss, which may have been Python objects."""
+        if self._config is not None or self._again:
+            return self.config
+        table = without_model_objects(self.manifest["config"])
+        return config_of(self.path, {**self.manifest, "config": table}, data=self._data)
 
     @property
     def round(self) -> int:
@@ -67,8 +88,9 @@ class Run:
     def final(self) -> dict[str, Any]:
         result = self.store.result()
         if result is None:
-            again = f"holdfast resume {self.path}{plugin_options(self.manifest.get('plugins', []))}"
-            raise RunError(f"{self.path} has not finished; `{again}` continues it")
+            raise RunError(
+                f"{self.path} has not finished; {how_to_resume(self.path, self.manifest)} continues it"
+            )
         return result["final"]
 
     @property
@@ -158,7 +180,13 @@ class Run:
 
     @cached_property
     def _experiment(self) -> Experiment:
-        return Experiment(self.config, self.path, self.manifest["label"])
+        experiment = Experiment(self.config, self.path, self.manifest["label"])
+        there, saved = experiment.network.layout.parameters, self.manifest.get("parameters")
+        if self._again and there != (saved or there):
+            raise ConfigError(
+                f"{self.path}: the model given has {there:,} parameters, the saved one {saved:,}"
+            )
+        return experiment
 
     def _head(self) -> tuple[int, State]:
         head = self.store.head()
@@ -248,7 +276,7 @@ class Run:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not any(name in method.results for method in _methods()):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        own = self.config.parts().method
+        own = self.parts_config.parts().method
         if name not in own.results:
             have = " and ".join(method.name for method in _methods() if name in method.results)
             what = next(m.results[name].__doc__ or "" for m in _methods() if name in m.results).partition(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.core.errors import RunError
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.interactive.interruption import stoppable
 from tests.experiment.kills import bits
 from tests.experiment.sessions import TINY
+from tests.interactive.own_model import Net, blobs
 
 
 def press_in_round(number: int) -> RunCallbacks:
@@ -33,6 +36,17 @@ def test_a_run_keeps_its_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[st
     again = holdfast.resume(run.path)
     assert again.final["accuracy"] == whole.final["accuracy"] and bits(run.path) == bits(whole.path)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_advice_names_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {**TINY, "data": holdfast.Data(clients=blobs(), keep=False)}
+    run = holdfast.run(given, model=Net, out=tmp_path / "cut", watch=press_in_round(2))
+    advice = f"holdfast.resume({str(run.path)!r}, model=Net, data=data)"
+    assert capsys.readouterr().err == f"interrupted; {advice} continues the run\n"
+    with pytest.raises(RunError, match=re.escape(f"`{advice}` in Python continues it")):
+        print(run.final)
+    with pytest.warns(UserWarning, match="goes on with Python objects"):
+        assert holdfast.resume(run.path, model=Net, data=blobs()).status == "finished"
 
 
 def test_a_sweep_keeps_its_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +71,7 @@ def test_before_the_first_commit_there_is_nothing_to_return(tmp_path: Path) -> N
 
 
 def test_a_second_one_raises() -> None:
-    with pytest.raises(KeyboardInterrupt), stoppable("no matter"):
+    with pytest.raises(KeyboardInterrupt), stoppable(lambda: "no matter"):
         try:
             os.kill(os.getpid(), signal.SIGINT)
         finally:
@@ -69,7 +83,7 @@ def test_a_handler_of_the_caller_stays() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
-        with stoppable("no matter"):
+        with stoppable(lambda: "no matter"):
             os.kill(os.getpid(), signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)

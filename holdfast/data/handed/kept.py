@@ -60,6 +60,12 @@ def handed_in(config: Mapping[str, Any]) -> HandedOver | str | None:
     return found if isinstance(found, (str, HandedOver)) else None
 
 
+def is_missing(config: Mapping[str, Any], folder: Path) -> bool:
+    """Whether a run was handed data of which its directory has no copy."""
+    digest = handed_in(config)
+    return isinstance(digest, str) and _find(digest, folder) is None
+
+
 def with_data(config: Mapping[str, Any], folder: Path, given: Iterable[HandedOver] = ()) -> dict[str, Any]:
     """A config from a run directory with its handed-over data: what is given again, or else a copy in the
     directory, which is read when it is first used."""
@@ -92,8 +98,7 @@ def _read_from(digest: str, folder: Path) -> Content:
     if path is None:
         raise DataError(
             f"{folder} holds no copy of its data (digest {digest[:SHOWN]}), which was handed over in"
-            f" Python; pass it"
-            " again: holdfast.resume(path, data=...)"
+            f" Python; give it again: holdfast.open({str(folder)!r}, data=...), or resume to continue"
         )
     content = read(path)
     if content.digest() != digest:

@@ -77,7 +77,7 @@ def test_data_that_is_not_kept_is_asked_for_again(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("data-*"))
     _IN_USE.clear()
     assert holdfast.Run(tmp_path).final == run.final  # needs no data
-    with pytest.raises(DataError, match="holds no copy of its data .*holdfast.resume\\(path, data=...\\)"):
+    with pytest.raises(DataError, match="holds no copy of its data .*holdfast.open\\(.*, data=...\\)"):
         holdfast.resume(tmp_path)
     with pytest.raises(ConfigError, match="began with data of digest [0-9a-f]{12}, but the data given has"):
         holdfast.resume(tmp_path, data=list(CLIENTS.values())[:2])
