@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -32,6 +32,7 @@ from pydantic.fields import FieldInfo
 
 from holdfast.core.errors import ConfigError, UnknownPart, in_print, suggest
 from holdfast.core.recorded_table import RecordedTable
+from holdfast.core.sections import elsewhere, section_in
 
 KINDS = (
     "method",
@@ -239,7 +240,8 @@ def explain(error: ValidationError | UnicodeEncodeError, cls: type[BaseModel], w
         known = list(owner.model_fields) if owner else []
         if owner and issubclass(owner, Part) and not known:
             return f"unknown key '{path}'; {owner.kind} '{owner.name}' has no settings"
-        return f"unknown key '{path}'{suggest(str(first['loc'][-1]), known)}"
+        key = str(first["loc"][-1])
+        return f"unknown key '{path}'{elsewhere(key, cls) or suggest(key, known)}"
     message = first["msg"].removeprefix("Value error, ")
     given = first.get("input")
     shown = f" (got {given!r})" if isinstance(given, (int, float, str, bool)) else ""
@@ -260,27 +262,18 @@ def _plain_steps(cls: type[BaseModel], path: tuple[Any, ...]) -> tuple[tuple[Any
             return path[:place], field
         if at is not None:
             field = at.model_fields.get(str(step))
-            at = _section_in(field)
+            at = section_in(field)
     return path, field
 
 
 def _owner(cls: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
     """Return the nested model that an error is about."""
     for step in path:
-        inner = _section_in(cls.model_fields.get(str(step)))
+        inner = section_in(cls.model_fields.get(str(step)))
         if inner is None:
             return None
         cls = inner
     return cls
-
-
-def _section_in(field: FieldInfo | None) -> type[BaseModel] | None:
-    """Return the model that a field holds, also where it may be left out: Section, or Section | None."""
-    kind = field.annotation if field else None
-    if get_origin(kind) in (Union, UnionType):
-        kinds = [one for one in get_args(kind) if one is not NoneType]
-        kind = kinds[0] if len(kinds) == 1 else None
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def describe(cls: type[Part]) -> dict[str, Any]:

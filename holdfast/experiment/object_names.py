@@ -81,7 +81,7 @@ def short(value: Any, numbers: Numbers) -> str:
     if isinstance(value, Model):
         return " ".join([words(value.source) + number, *_pairs(_unusual(value), numbers)])
     if isinstance(value, Part):
-        return " ".join([_title(value) + number, *_pairs(_told(value), numbers)])
+        return " ".join([_title(value) + number, *_pairs(_given(value), numbers)])
     return words(value) + number
 
 
@@ -254,6 +254,17 @@ def _told(value: Any) -> Mapping[str, Any]:
             if not name.startswith("_") and name != "training"
         }
     )
+
+
+def _given(part: Part) -> dict[str, Any]:
+    """What was said of a part, as a table in its place would say it: `Ditto(lam=0.1)` is labelled as
+    {"name": "ditto", "lam": 0.1} is, also where 0.1 is the default."""
+    unusual = _told(part)
+    return {
+        name: given
+        for name, given in part.settings().items()
+        if name in unusual or name in part.model_fields_set
+    }
 
 
 def _bound(function: FunctionType) -> dict[str, Any]:

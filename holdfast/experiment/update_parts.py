@@ -99,6 +99,10 @@ def _built(given: Any) -> Optimizer:
         return torch_optimizer(name, settings)
     if isinstance(name, str) and name not in parts("optimizer"):
         alike = {one.lower(): one for one in classes()}.get(name.lower())
+        if name.lower() in parts("optimizer"):
+            own = name.lower()
+            torchs = f', or "torch:{alike}" for the class of torch.optim' if alike is not None else ""
+            raise ConfigError(f"optimizer: unknown optimizer '{name}'; write \"{own}\"{torchs}")
         if alike is not None:
             raise ConfigError(
                 f"optimizer: '{name}' is a class of torch.optim; write optimizer.name = \"torch:{alike}\""

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from holdfast.core.errors import ConfigError, suggest
+from holdfast.core.notebook_figure import shown_in_notebooks
 from holdfast.evaluation.scores import METRICS
 from holdfast.report.axis import Axis, Point, nice_ticks, worth_seeing
-from holdfast.report.drawing import Drawing, figure_of
+from holdfast.report.drawing import figure_of
 from holdfast.report.plots import curves
 
 Line = tuple[str, Sequence[Point]]
 """A label and its points: round, mean, lowest, highest."""
-
-
-_ON_SCREEN = 110  # dots per inch in a notebook; files have more
 
 
 def curve_figure(lines: Sequence[Line], name: str, metrics: Collection[str]) -> Any:
@@ -27,20 +24,7 @@ def curve_figure(lines: Sequence[Line], name: str, metrics: Collection[str]) -> 
         raise ConfigError(f"plot: no round has a value of '{name}' yet")
     shares = all(map(is_share, metrics))
     axis = Axis(nice_ticks(*worth_seeing(points, shares))) if shares else Axis.over(points)
-    return shown_in_notebooks(curves(lines, name, shares, "round", axis))
-
-
-def shown_in_notebooks(drawing: Drawing) -> Any:
-    """The drawing as a matplotlib Figure that a notebook shows; in a script call its savefig."""
-    figure = figure_of([drawing])
-
-    def as_png() -> bytes:
-        out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=_ON_SCREEN)
-        return out.getvalue()
-
-    figure._repr_png_ = as_png  # matplotlib's own hook is there only once pyplot has been imported
-    return figure
+    return shown_in_notebooks(figure_of([curves(lines, name, shares, "round", axis)]))
 
 
 def is_share(metric: str) -> bool:

@@ -14,18 +14,19 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.data.handed.content import HandedOver
 from holdfast.experiment.config import Config
 from holdfast.experiment.manifest import read_manifest, run_folders
+from holdfast.interactive.best_setting import BestSetting, best_setting
 from holdfast.interactive.figure import check_metric, curve_figure
 from holdfast.interactive.notebook import rows_table
 from holdfast.interactive.run import Run, _opened
 from holdfast.report.compare import Comparison
 from holdfast.report.config_differences import MISSING, differing
 from holdfast.report.page import write_page
-from holdfast.report.read_runs import SettingRuns, by_setting, read_records
+from holdfast.report.read_runs import SettingRuns, by_setting, one_each, read_records
 from holdfast.storage.status import RunStatus, run_status
 from holdfast.sweeps.folder import listed
 
 _MOST_ROWS = 40  # of a table in a notebook
-_LOWER_IS_BETTER = ("loss", "std", "bytes", "seconds", "rounds_to", "fpr", "fnr", "asr", "refused")
+_MAY_BE_NONE = ("aggregator", "attack", "schedule", "server")  # parts that an experiment can do without
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +85,7 @@ class Sweep(list[SweepCell]):
     >>> len(sweep), sweep[0].label
     (4, 'fedavg seed=0')
     >>> sweep.frame[["method", "seed", "accuracy"]]      # a row per cell
-    >>> sweep.best().run.model(client=3)
+    >>> sweep.best()                                     # the setting with the best mean over its seeds
     >>> sweep.plot()                                     # a line per setting, a band over its seeds
     >>> sweep.report(open=True)
 
@@ -134,27 +135,29 @@ class Sweep(list[SweepCell]):
         if not configs:
             configs = [run.manifest["config"] for run in self.runs]
         return {
-            name: [None if value == MISSING else value for value in values]
-            for name, values in differing(configs).items()
+            name: [_shown(name, value) for value in values] for name, values in differing(configs).items()
         }
 
-    def best(self, metric: str = "accuracy") -> SweepCell:
-        """The finished cell with the best final metric: the highest, or the lowest of losses, bytes, seconds
-        and error rates.
+    def best(self, metric: str = "accuracy", over: str | None = "seed") -> BestSetting:
+        """The setting with the best mean of a final metric over its seeds: the highest, or the lowest of
+        losses, bytes, seconds and error rates.
 
-        >>> sweep.best().label
-        'ditto seed=1'
-        >>> sweep.best("loss").final["loss"]
+        >>> sweep.best()
+        BestSetting('ditto', accuracy 0.8714 on average over 3 seeds, 0.8602 to 0.8811)
+        >>> sweep.best().run.model(client=3)             # of its first seed
+        >>> sweep.best("loss").mean
+        >>> sweep.best(over=None)                        # the best single cell
 
-        It looks at test data and at single seeds. To choose settings fairly use `holdfast.tune`; to compare
-        them `compare`."""
-        figures = [(cell, (cell.final or {}).get(metric)) for cell in self if cell.status == "finished"]
-        known = [(cell, value) for cell, value in figures if value is not None]
-        if not known:
-            check_metric(metric, {name for cell in self for name in cell.final or {}})
-            raise RunError(f"no finished cell of {self.path} has a value of '{metric}'")
-        sign = -1 if set(metric.split("/")) & set(_LOWER_IS_BETTER) else 1
-        return max(known, key=lambda pair: sign * pair[1])[0]
+        A setting of which all seeds are finished comes before one of which some are not. It looks at test
+        data: to choose settings fairly use `holdfast.tune`; to compare them `compare`."""
+        if over not in ("seed", None):
+            raise ConfigError(f'best: over must be "seed", or None for single cells, not {over!r}')
+        if known := {name for cell in self for name in cell.final or {}}:
+            check_metric(metric, known)
+        lines = one_each(read_records(self.path)) if over is None else self._lines()
+        cells = {cell.run.path: cell for cell in self if cell.run is not None}
+        settings = [(line.label, [cells[record.path] for record in line.records]) for line in lines]
+        return best_setting(settings, metric, self.path)
 
     def plot(self, metric: str = "accuracy") -> Any:
         """Draw one metric over the rounds, a line per setting with a band over its seeds, and return a
@@ -173,11 +176,14 @@ class Sweep(list[SweepCell]):
         return _opened(write_page(self.path), open)
 
     def compare(self, against: str | None = None, metric: str = "accuracy") -> pd.DataFrame:
-        """Compare settings over the seeds that they share: a row per pair, with the mean difference (the
-        second less the first), its 95 % interval, the p value of the paired t-test, and that value after
-        Holm's correction for the number of pairs.
+        """Compare settings over the seeds that they share: a row per pair, as `holdfast compare` prints it.
 
-        >>> sweep.compare(against="fedavg")[["first", "second", "difference", "p_holm"]]
+        >>> sweep.compare(against="fedavg")[["setting", "against", "difference", "p_holm"]]
+
+        `difference` is the mean of `setting` less that of `against`, so above 0 `setting` has the higher
+        value; `low` and `high` are its 95 % interval. `p` is of the paired t-test, `p_signed_rank` of
+        Wilcoxon's signed-rank test; `p_holm` and `p_signed_rank_holm` are these after Holm's correction for
+        the number of pairs.
 
         `against` is the label of a setting, without its seed; without it, all pairs are compared. What
         limits the comparison is in `frame.attrs["notes"]`."""
@@ -214,7 +220,20 @@ def _name(run: Path) -> str:
     return str(read_manifest(run)["label"] or run.name)
 
 
+def _shown(setting: str, value: Any) -> Any:
+    """A setting in the frame: "none" where a cell has no attack; empty where its part has no such setting."""
+    if value is None and setting in _MAY_BE_NONE:
+        return "none"
+    return None if value == MISSING else value
+
+
 def _row(pair: dict[str, Any]) -> dict[str, Any]:
     """One line of a comparison."""
-    kept = {name: pair[name] for name in ("first", "second", "difference", "low", "high")}
-    return {**kept, "p": pair["t"]["p"], "p_holm": pair["t"]["holm"], "seeds": len(pair["seeds"])}
+    kept = {name: pair[name] for name in ("label", "setting", "against", "difference", "low", "high")}
+    tests = {
+        "p": pair["t"]["p"],
+        "p_holm": pair["t"]["holm"],
+        "p_signed_rank": pair["wilcoxon"]["p"],
+        "p_signed_rank_holm": pair["wilcoxon"]["holm"],
+    }
+    return {**kept, **tests, "seeds": len(pair["seeds"])}

@@ -178,8 +178,8 @@ class Comparison:
         seeds, clients = pair.over_seeds, pair.over_clients
         return {
             "label": pair.label,
-            "first": pair.first.label,
-            "second": pair.second.label,
+            "setting": pair.second.label,
+            "against": pair.first.label,
             "seeds": list(pair.seeds),
             "difference": seeds and seeds.mean,
             "low": seeds and seeds.low,
@@ -268,8 +268,8 @@ def _check_metric(metric: str, lines: Sequence[SettingRuns]) -> None:
     if not known:
         raise ConfigError("none of these runs has been evaluated yet")
     if any(metric in figures for figures in final):
-        raise ConfigError(f"--metric: none of these runs has a value of '{metric}'")
-    raise ConfigError(f"--metric: unknown metric '{metric}'{suggest(metric, known)}")
+        raise ConfigError(f"metric: none of these runs has a value of '{metric}'")
+    raise ConfigError(f"metric: unknown metric '{metric}'{suggest(metric, known)}")
 
 
 def _named(label: str, lines: Sequence[SettingRuns]) -> SettingRuns:
@@ -281,9 +281,9 @@ def _named(label: str, lines: Sequence[SettingRuns]) -> SettingRuns:
             return found[0]
         if found:
             names = ", ".join(f"'{line.label}'" for line in found)
-            raise ConfigError(f"--against: {len(found)} lines fit '{label}'; name one of them: {names}")
+            raise ConfigError(f"against: {len(found)} lines fit '{label}'; name one of them: {names}")
     raise ConfigError(
-        f"--against: no line is called '{label}'{suggest(label, [line.label for line in lines])}"
+        f"against: no line is called '{label}'{suggest(label, [line.label for line in lines])}"
     )
 
 

@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast.core.registry import KINDS, parts
+
 MISSING = "–"
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """By dotted key: its value in each config, in their order. Of two different parts (two methods, say)
-    their names are given, and settings that only one of them has are compared among configs that have it."""
+    their names are given; of the settings that only one of them has, those that differ among its configs and
+    those that are not at their defaults."""
     found = _differing(dict(enumerate(configs)), "")
     return {
         path: [values.get(place, MISSING) for place in range(len(configs))] for path, values in found.items()
@@ -34,9 +37,25 @@ def _differing(given: dict[int, Any], path: str) -> dict[str, dict[int, Any]]:
         groups = [set(tables)] if len(having) == len(tables) else _by_name(names)
         for group in groups:
             told = {place: having.get(place, MISSING) for place in group}
-            for name, values in _differing(told, inner).items():
+            found = _differing(told, inner)
+            if not found and len(group) < len(tables):
+                place = min(group)
+                found = {inner: told} if _unusual(path, names[place], key, having.get(place, MISSING)) else {}
+            for name, values in found.items():
                 out[name] = out.get(name, {}) | values
     return out
+
+
+def _unusual(path: str, part: Any, setting: str, value: Any) -> bool:
+    """Whether a setting of a part is known not to be at its default."""
+    kind = path.rpartition(".")[2]
+    known = parts(kind).get(str(part)) if kind in KINDS and value != MISSING else None
+    if known is None or setting not in known.model_fields:
+        return False
+    field = known.model_fields[setting]
+    usual = None if field.is_required() else field.get_default(call_default_factory=True)
+    said, default = (json.dumps(one, sort_keys=True, default=str) for one in (value, usual))
+    return bool(value != usual) and said != default  # a file has lists where a default is a tuple
 
 
 def _by_name(names: Mapping[int, Any]) -> list[set[int]]:

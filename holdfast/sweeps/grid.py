@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from holdfast.core.errors import ConfigError, HoldfastError, suggest
 from holdfast.core.registry import parts
+from holdfast.core.sections import elsewhere
 from holdfast.data.handed.data import data_of
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import PART_SECTIONS, LaidOver, assign, merge, rank
@@ -40,7 +42,8 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
     sweep = base.pop("sweep", {})
     for key in base:
         if key not in Config.model_fields:
-            raise ConfigError(f"unknown key '{key}'{suggest(key, [*Config.model_fields, 'sweep', 'tune'])}")
+            known = [*Config.model_fields, "sweep", "tune"]
+            raise ConfigError(f"unknown key '{key}'{elsewhere(key, Config) or suggest(key, known)}")
     if not isinstance(sweep, Mapping):
         raise ConfigError('sweep: must be a table of lists, for example "method.name" = ["fedavg", "ditto"]')
     sweep = dict(sweep)
@@ -53,8 +56,9 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
     for path, values in axes.items():
         section = path.split(".")[0]
         if section not in Config.model_fields:
+            known = [*Config.model_fields, "override"]
             raise ConfigError(
-                f"unknown key 'sweep.{section}'{suggest(section, [*Config.model_fields, 'override'])}"
+                f"unknown key 'sweep.{section}'{elsewhere(section, Config) or suggest(section, known)}"
             )
         if not isinstance(values, list) or not values:
             raise ConfigError(f"sweep.{path}: needs a list of values, got {values!r}")
@@ -87,6 +91,7 @@ def configs(table: Mapping[str, Any]) -> list[tuple[str, Config]]:
     """Return (label, config) of every cell, checked; an error names the cell it is in."""
     tables = expand(table)
     numbers = _numbers(combinations(table))
+    _warn_of_idle_overrides(table)
     cells = []
     for name, cell in tables:
         try:
@@ -154,8 +159,11 @@ def _check(override: Any) -> None:
         raise ConfigError(
             "sweep.override: expected a table `set` and optionally a table `when`, nothing else"
         )
-    for path in flatten(tables.get("when", {})):
+    for path, value in flatten(tables.get("when", {})).items():
         _check_key(path)
+        kind = path.removesuffix(".name").rpartition(".")[2]
+        if kind in PART_SECTIONS and isinstance(value, str) and (path == kind or path.endswith(".name")):
+            _check_part(path, kind, value)
 
 
 def _check_key(path: str) -> None:
@@ -175,11 +183,40 @@ def _check_key(path: str) -> None:
         known, at = set(kind.model_fields), kind
 
 
+def _check_part(path: str, kind: str, name: str) -> None:
+    """Refuse a part that no cell can have."""
+    known = {*parts(kind), *({"none"} if kind in ("attack", "server", "schedule") else ())}
+    if name not in known and ":" not in name:  # "torch:NAdam" is found when it is used
+        raise ConfigError(f"sweep.override.when.{path}: unknown {kind} '{name}'{suggest(name, known)}")
+
+
+def _warn_of_idle_overrides(table: Mapping[str, Any]) -> None:
+    """Warn of overrides that no cell fits. A grid may have been made smaller, so this is no error."""
+    overrides = (table.get("sweep") or {}).get("override", [])
+    if not overrides:
+        return
+    plain = {**table, "sweep": {**table["sweep"], "override": []}}
+    cells = [cell for _, cell in combinations(plain)]
+    for override in overrides:
+        when = flatten(override.get("when", {}))
+        if not any(_fits(cell, when) for cell in cells):
+            wanted = " and ".join(f"{path} = {value!r}" for path, value in when.items())
+            warnings.warn(
+                f"sweep.override: no cell has {wanted}, so this override changes nothing; correct its"
+                " `when`, or remove it",
+                UserWarning,
+                stacklevel=3,
+            )
+        for cell in cells:
+            _override(cell, override)  # the next one may look at what this one set
+
+
+def _fits(cell: Settings, when: Settings) -> bool:
+    return all(_lookup(cell, _DEFAULTS, path.split(".")) == value for path, value in when.items())
+
+
 def _override(cell: Settings, override: Mapping[str, Any]) -> None:
-    if all(
-        _lookup(cell, _DEFAULTS, path.split(".")) == value
-        for path, value in flatten(override.get("when", {})).items()
-    ):
+    if _fits(cell, flatten(override.get("when", {}))):
         for path, value in sorted(flatten(override["set"]).items(), key=lambda pair: rank(pair[0])):
             assign(cell, path, value)
 

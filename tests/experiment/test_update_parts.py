@@ -21,6 +21,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "'torch:Adagrad' does not use it; leave it out$",
     ),
     ({"optimizer": "nadam"}, 'write optimizer.name = "torch:NAdam"'),
+    ({"optimizer": "Adam"}, 'unknown optimizer .Adam.; write "adam", or "torch:Adam" for the class'),
     ({"optimizer": "adem"}, "unknown optimizer 'adem'; did you mean 'adam'"),
     ({"optimizer": "torch:LBFGS"}, "torch:LBFGS cannot train a stack"),
     (

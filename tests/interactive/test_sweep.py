@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import holdfast
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.interactive.best_setting import best_setting
 from holdfast.interactive.sweep import Sweep
 from holdfast.methods.ditto import Ditto
 from tests.experiment.sessions import TINY
@@ -53,17 +55,48 @@ def test_its_frame_has_the_settings_that_differ_and_the_final_figures(sweep: Swe
     assert frame["accuracy"].tolist() == [cell.final["accuracy"] for cell in sweep]
 
 
-def test_the_best_cell(sweep: Sweep) -> None:
-    figures = sweep.frame
-    assert sweep.best().label == figures.loc[figures["accuracy"].idxmax(), "label"]
-    assert sweep.best("loss").label == figures.loc[figures["loss"].idxmin(), "label"]
+def test_its_frame_says_none_where_a_cell_has_no_attack(tmp_path: Path) -> None:
+    names = [None, {"name": "ipm", "fraction": 0.5, "knows": "colluders"}]
+    swept = holdfast.sweep(TINY, attack=names, train={"rounds": 1}, out=tmp_path / "s")
+    assert swept.frame["attack"].tolist() == ["none", "ipm"]
+
+
+def test_the_best_setting_is_that_of_the_best_mean_over_its_seeds(sweep: Sweep) -> None:
+    means = sweep.frame.groupby("method")[["accuracy", "loss"]].mean()
+    best = sweep.best()
+    assert best.label.split()[0] == means["accuracy"].idxmax() and "seed" not in best.label
+    assert best.mean == pytest.approx(means["accuracy"].max()) and len(best.cells) == 2
+    assert f"accuracy {best.mean:.4f} on average over 2 seeds" in repr(best)
+    assert best.run.path == best.cells[0].run.path and best.run.manifest["config"]["seed"] == 0
+    assert sweep.best("loss").label.split()[0] == means["loss"].idxmin()
+    single, figures = sweep.best(over=None), sweep.frame
+    assert single.label == figures.loc[figures["accuracy"].idxmax(), "label"] and len(single.cells) == 1
     with pytest.raises(ConfigError, match="unknown metric 'acuracy'; did you mean 'accuracy'"):
         sweep.best("acuracy")
+    with pytest.raises(ConfigError, match="over must be"):
+        sweep.best(over="method")
+
+
+def test_a_setting_with_unfinished_seeds_is_not_the_best() -> None:
+    def cell(label: str, status: str, accuracy: float) -> holdfast.SweepCell:
+        run = SimpleNamespace(final={"accuracy": accuracy}, accuracy=accuracy)
+        return holdfast.SweepCell(label, status, 1, None, run)  # type: ignore[arg-type]
+
+    lucky = [cell("a 0", "diverged", 0.1), cell("a 1", "finished", 0.9)]
+    steady = [cell("b 0", "finished", 0.7), cell("b 1", "finished", 0.8)]
+    assert best_setting([("a", lucky), ("b", steady)], "accuracy", Path("s")).label == "b"
+    alone = best_setting([("a", lucky)], "accuracy", Path("s"))
+    assert repr(alone) == "BestSetting('a', accuracy 0.9000 on average over 1 of 2 seeds)"
+    assert alone.run.accuracy == 0.9
 
 
 def test_settings_are_compared_over_their_seeds(sweep: Sweep) -> None:
     frame = sweep.compare("fedavg")
     assert len(frame) == 2 and frame["seeds"].tolist() == [2, 2]
+    assert frame["label"][0] == "ditto lam=0.5 − fedavg" and frame["against"].tolist() == ["fedavg"] * 2
+    means = sweep.frame.groupby("method")["accuracy"].mean()
+    assert frame["difference"][0] == pytest.approx(means["ditto"] - means["fedavg"])
+    assert {"low", "high", "p", "p_holm", "p_signed_rank", "p_signed_rank_holm"} <= set(frame)
     assert "at least 3 finished seeds" in frame.attrs["notes"][0]
 
 

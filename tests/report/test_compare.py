@@ -16,6 +16,7 @@ from holdfast.cli import main
 from holdfast.core.errors import ConfigError
 from holdfast.report.compare import Comparison, read_lines
 from holdfast.report.compare_tables import as_markdown, parts, signed, writer
+from holdfast.methods.ditto import Ditto
 from holdfast.report.config_differences import MISSING, differing
 from holdfast.report.paired_tests import holm, paired, smallest
 from holdfast.report.read_runs import Dot, RunRecord, read_records
@@ -101,6 +102,15 @@ def test_only_what_differs_is_told() -> None:
     assert differing([ditto, ditto]) == {}
 
 
+def test_what_differs_has_the_settings_that_only_one_method_has_unless_they_are_its_defaults() -> None:
+    fedcap = {"method": {"name": "fedcap", "phi": 2.5}}
+    ditto = {"method": {"name": "ditto", "lam": Ditto().lam}}
+    assert differing([fedcap, ditto, {"method": "fedavg"}]) == {
+        "method": ["fedcap", "ditto", "fedavg"],
+        "method.phi": [2.5, MISSING, MISSING],
+    }
+
+
 def test_lines_differences_and_tests(seeds: Path) -> None:
     comparison = Comparison(read_lines([seeds]))
     assert [line.label for line in comparison.lines] == ["fedavg", "ditto", "local"] and list(
@@ -118,7 +128,7 @@ def test_lines_differences_and_tests(seeds: Path) -> None:
         statistics.stdev(second)
     )
     pair = told["pairs"][0]
-    assert (pair["first"], pair["second"], pair["seeds"]) == ("fedavg", "ditto", [0, 1, 2, 3]) and len(
+    assert (pair["setting"], pair["against"], pair["seeds"]) == ("ditto", "fedavg", [0, 1, 2, 3]) and len(
         told["pairs"]
     ) == 3
     assert pair["t"]["p"] == pytest.approx(stats.ttest_rel(second, first).pvalue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,37 @@ def test_mistakes_in_a_sweep_are_refused(sweep: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         cells(seed=3, sweep=sweep)
     assert "\n" not in str(error.value)
+
+
+def test_an_override_that_no_cell_fits_is_told() -> None:
+    def sweep(*overrides: Any) -> dict[str, Any]:
+        return {"sweep": {"method.name": ["fedavg", "ditto"], "override": list(overrides)}}
+
+    first = {"when": {"method.name": "ditto"}, "set": {"train.lr": 0.5}}
+    second = {"when": {"train.lr": 0.5}, "set": {"train.rounds": 3}}  # fits what the first one set
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        configs(sweep(first, second))
+    with pytest.warns(UserWarning, match="sweep.override: no cell has method.name = 'local' and seed = 0"):
+        configs(sweep({"when": {"method.name": "local", "seed": 0}, "set": {"train.lr": 0.5}}))
+    with pytest.raises(ConfigError, match="override.when.method.name: unknown method 'dito'; did you mean"):
+        configs(sweep({"when": {"method.name": "dito"}, "set": {"train.lr": 0.5}}))
+
+
+def test_a_part_is_labelled_as_a_table_that_says_the_same() -> None:
+    usual = Ditto().lam
+    found = cells(sweep={"method": [Ditto(), Ditto(lam=usual), Ditto(lam=0.5)]})
+    tables = ["ditto", {"name": "ditto", "lam": usual}, {"name": "ditto", "lam": 0.5}]
+    assert [label for label, _ in found] == [label for label, _ in cells(sweep={"method": tables})]
+    assert [label for label, _ in found] == ["ditto", f"ditto lam={usual}", "ditto lam=0.5"]
+
+
+def test_a_setting_in_the_wrong_section_is_pointed_to_its_own() -> None:
+    for table in ({"rounds": 3}, {"sweep": {"rounds": [1, 2]}}, {"data": {"rounds": 3}}):
+        with pytest.raises(ConfigError, match="rounds'; did you mean 'train.rounds'"):
+            configs(table)
+    with pytest.raises(ConfigError, match="unknown key 'train.optimizer'; did you mean 'optimizer'"):
+        make_config({"train": {"optimizer": "adam"}})
 
 
 def test_a_misspelt_section_is_refused() -> None:

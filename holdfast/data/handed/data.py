@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from holdfast.core.errors import ConfigError, suggest
+from holdfast.core.notebook_figure import shown_in_notebooks
 from holdfast.core.memory import parse_bytes
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.encode import Asked, Encoding, Layout
@@ -153,21 +154,26 @@ class Data:
         return np.asarray(table.by_class(self._content.classes).numpy())
 
     def plot(self, part: str = "train", seed: int = 0, ax: Any = None) -> Any:
-        """Draw who holds what, clients across and classes down, and return the axes. Needs matplotlib."""
+        """Draw who holds what, clients across and classes down, and return a matplotlib Figure.
+
+        >>> data.plot().savefig("data.pdf")
+
+        `ax` draws into axes of your own instead. matplotlib comes with `pip install 'holdfast[figures]'`."""
         try:
-            import matplotlib.pyplot as plt
+            from matplotlib.figure import Figure
         except ImportError:
-            raise ConfigError("Data.plot needs matplotlib; run pip install matplotlib") from None
+            raise ConfigError("Data.plot needs matplotlib; run pip install 'holdfast[figures]'") from None
         counts, names = self.counts(part, seed), self._settings.get("names", [])
-        ax = plt.subplots(layout="constrained")[1] if ax is None else ax
+        figure = shown_in_notebooks(Figure(layout="constrained")) if ax is None else ax.figure
+        ax = figure.subplots() if ax is None else ax
         image = ax.imshow(counts.T, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
-        ax.figure.colorbar(image, ax=ax, label=f"{part} samples")
+        figure.colorbar(image, ax=ax, label=f"{part} samples")
         ax.set(xlabel="client", ylabel="class")
         if names and len(names) <= 40:
             ax.set_xticks(range(len(names)), names, rotation=90)
         if self._content.class_names:
             ax.set_yticks(range(self._content.classes), self._content.class_names)
-        return ax
+        return figure
 
     def __repr__(self) -> str:
         content = self._content

@@ -172,3 +172,13 @@ def test_bytes_and_floats_are_not_mixed_where_the_kind_is_given() -> None:
     images = np.zeros((6, 4, 4), np.uint8)
     with pytest.raises(DataError, match="client 1 has samples of float64, but those of client 0 are uint8"):
         Data(clients=[(images, Y), (images / 255.0, Y)], kind="images")
+
+
+def test_its_picture_is_a_figure() -> None:
+    matplotlib = pytest.importorskip("matplotlib.figure")
+    data = Data(clients={"Bonn": (X, Y), "Cork": (X, Y)})
+    figure = data.plot()
+    assert isinstance(figure, matplotlib.Figure) and figure._repr_png_().startswith(b"\x89PNG")
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["Bonn", "Cork"]
+    axes = matplotlib.Figure().subplots()
+    assert data.plot(ax=axes) is axes.figure
