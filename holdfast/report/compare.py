@@ -282,9 +282,7 @@ def _named(label: str, lines: Sequence[SettingRuns]) -> SettingRuns:
         if found:
             names = ", ".join(f"'{line.label}'" for line in found)
             raise ConfigError(f"against: {len(found)} lines fit '{label}'; name one of them: {names}")
-    raise ConfigError(
-        f"against: no line is called '{label}'{suggest(label, [line.label for line in lines])}"
-    )
+    raise ConfigError(f"against: no line is called '{label}'{suggest(label, [line.label for line in lines])}")
 
 
 def _is_called(line: SettingRuns, label: str) -> bool:

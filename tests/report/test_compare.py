@@ -14,9 +14,9 @@ from scipy import stats
 
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError
+from holdfast.methods.ditto import Ditto
 from holdfast.report.compare import Comparison, read_lines
 from holdfast.report.compare_tables import as_markdown, parts, signed, writer
-from holdfast.methods.ditto import Ditto
 from holdfast.report.config_differences import MISSING, differing
 from holdfast.report.paired_tests import holm, paired, smallest
 from holdfast.report.read_runs import Dot, RunRecord, read_records

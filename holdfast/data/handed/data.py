@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from holdfast.core.errors import ConfigError, suggest
-from holdfast.core.notebook_figure import shown_in_notebooks
 from holdfast.core.memory import parse_bytes
+from holdfast.core.notebook_figure import shown_in_notebooks
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.encode import Asked, Encoding, Layout
 from holdfast.data.handed.entries import Reading, is_entry
