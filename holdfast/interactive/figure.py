@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core.errors import ConfigError, suggest
@@ -17,14 +18,18 @@ Line = tuple[str, Sequence[Point]]
 """A label and its points: round, mean, lowest, highest."""
 
 
-def curve_figure(lines: Sequence[Line], name: str, metrics: Collection[str]) -> Any:
-    """A figure of these lines; `metrics` are what they show, which decides whether the axis is in percent."""
+def curve_figure(
+    lines: Sequence[Line], name: str, metrics: Collection[str], size: tuple[float, float] | None = None
+) -> Any:
+    """A figure of these lines; `metrics` are what they show, which decides whether the axis is in percent;
+    `size` is in inches."""
     points = [point for _, those in lines for point in those]
     if not points:
         raise ConfigError(f"plot: no round has a value of '{name}' yet")
     shares = all(map(is_share, metrics))
     axis = Axis(nice_ticks(*worth_seeing(points, shares))) if shares else Axis.over(points)
-    return shown_in_notebooks(figure_of([curves(lines, name, shares, "round", axis)]))
+    drawing = curves(lines, name, shares, "round", axis)
+    return shown_in_notebooks(figure_of([drawing if size is None else replace(drawing, size=size)]))
 
 
 def is_share(metric: str) -> bool:

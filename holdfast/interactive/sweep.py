@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +15,10 @@ from holdfast.data.handed.content import HandedOver
 from holdfast.experiment.config import Config
 from holdfast.experiment.manifest import read_manifest, run_folders
 from holdfast.interactive.best_setting import BestSetting, best_setting
-from holdfast.interactive.figure import check_metric, curve_figure
+from holdfast.interactive.figure import check_metric
 from holdfast.interactive.notebook import rows_table
 from holdfast.interactive.run import Run, _opened
+from holdfast.interactive.sweep_figure import Look, sweep_figure
 from holdfast.report.compare import Comparison
 from holdfast.report.config_differences import MISSING, differing
 from holdfast.report.page import write_page
@@ -159,16 +160,29 @@ class Sweep(list[SweepCell]):
         settings = [(line.label, [cells[record.path] for record in line.records]) for line in lines]
         return best_setting(settings, metric, self.path)
 
-    def plot(self, metric: str = "accuracy") -> Any:
+    def plot(
+        self,
+        metric: str = "accuracy",
+        lines: Sequence[str] | Callable[[str], bool] | None = None,
+        panels: bool | None = None,
+        names: Mapping[str, str] | None = None,
+        size: tuple[float, float] | None = None,
+    ) -> Any:
         """Draw one metric over the rounds, a line per setting with a band over its seeds, and return a
-        matplotlib Figure.
+        matplotlib Figure. Settings that faced different attacks are drawn in a panel for each attack.
 
         >>> sweep.plot("accuracy/worst10").savefig("worst.pdf")
+        >>> sweep.plot(lines=["fedavg ipm", "ditto ipm"], names={"ditto": "Ditto"}, size=(5, 3))
+        >>> sweep.plot(lines=lambda label: "median" in label)
+
+        `lines` chooses lines: their labels without the seed, or a function that is true for the label of a
+        line to draw. `panels=False` draws all lines in one chart. `names` renames lines, with or without
+        the attack in their label, and attacks. `size` is the width and the height in inches.
 
         A notebook shows the figure. matplotlib comes with `pip install 'holdfast[figures]'`."""
-        lines = self._lines()
+        known = self._lines()
         check_metric(metric, {name for run in self.runs for name in run.metrics.columns if name != "round"})
-        return curve_figure([(line.label, line.curve(metric)) for line in lines], metric, [metric])
+        return sweep_figure(known, metric, Look(lines, panels, names, size))
 
     def report(self, open: bool = False) -> Path:
         """Write the page about all runs, report.html in the folder of the sweep, and return its path; `open`

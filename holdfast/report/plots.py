@@ -12,9 +12,11 @@ from holdfast.report.axis import Axis, Point, round_step, shorten, tick_text
 from holdfast.report.drawing import Drawing
 
 COLOURS = ("#0072b2", "#c74f00", "#00825f", "#b0508a", "#a87000", "#5a55c9", "#555b61")  # as on the page
-_DASHES = ("-", "-", "-", "--", "--", "--", ":")
+_DASHES = (0, 0, 0, 1, 1, 1, 2)
+_STYLES, _MARKERS = ("-", "--", ":", "-."), "os^Dv"
 SOFT = "#5d6670"
 HEAT = "#0b5f96"
+_MOST_TRIANGLES = 12  # of a line that leaves its chart
 Rows = Sequence[Sequence[str]]
 
 
@@ -23,7 +25,13 @@ def colour(place: int) -> str:
 
 
 def dash(place: int) -> str:
-    return _DASHES[place % len(_DASHES)] if place < len(_DASHES) else "-."
+    """Lines of one colour have other dashes, and other marks (`mark`)."""
+    turn, number = divmod(place, len(COLOURS))
+    return _STYLES[(_DASHES[number] + 2 * turn) % len(_STYLES)]
+
+
+def mark(place: int) -> str:
+    return _MARKERS[place // len(COLOURS) % len(_MARKERS)]
 
 
 def titled(figure: Any, title: str, note: str) -> Any:
@@ -50,31 +58,44 @@ def curves(
 
     def draw(figure: Any) -> None:
         axes = titled(figure, title, note)
-        for number, (label, points) in enumerate(lines):
-            if not points:
-                continue
-            place = places[number] if places else number
-            rounds, means, lows, highs = np.array(points, dtype=float).T
-            style = {"color": colour(place), "ls": dash(place), "marker": "o", "ms": 3.5, "markevery": [-1]}
-            axes.plot(rounds, means, label=label, lw=1.4, **style)
-            if (lows < highs).any():
-                axes.fill_between(rounds, lows, highs, color=colour(place), alpha=0.15, lw=0)
-        value_axis(axes.yaxis, axes.set_ylim, axis, percent)
+        draw_curves(axes, lines, percent, axis, places)
         axes.set_xlabel(across)
         axes.set_ylabel(name)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(axis="y")
         if any(points for _, points in lines):
-            axes.legend(
-                frameon=False, fontsize=8, loc="best" if len(lines) <= 8 else "center left", **_beside(lines)
-            )
+            beside = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}  # there it hides no curve
+            axes.legend(frameon=False, fontsize=8, **(beside if len(lines) > 1 else {"loc": "best"}))
 
-    return Drawing(f"{name} by {across}", (5.6 if len(lines) <= 8 else 7.0, 3.4), draw)
+    return Drawing(f"{name} by {across}", (5.6 if len(lines) == 1 else 7.0, 3.4), draw)
 
 
-def _beside(lines: Sequence[Any]) -> dict[str, Any]:
-    """Many labels are put beside the chart."""
-    return {} if len(lines) <= 8 else {"bbox_to_anchor": (1.01, 0.5)}
+def draw_curves(
+    axes: Any,
+    lines: Sequence[tuple[str, Sequence[Point]]],
+    percent: bool,
+    axis: Axis | None,
+    places: Sequence[int] = (),
+) -> None:
+    """Draw lines with their bands. Values above the axis have a triangle at its upper end, and the label
+    says how high they go."""
+    top = math.inf if axis is None else axis.ticks[-1]
+    for number, (label, points) in enumerate(lines):
+        if not points:
+            continue
+        place = places[number] if places else number
+        rounds, means, lows, highs = np.array(points, dtype=float).T
+        style = {"color": colour(place), "ls": dash(place), "marker": mark(place)}
+        above = means > top + 1e-9 * abs(top)  # ticks are rounded
+        if above.any():
+            label = f"{label} (▲ up to {tick_text(means[above].max(), percent)})"
+            shown = np.flatnonzero(above)[:: -(-int(above.sum()) // _MOST_TRIANGLES)]
+            triangles = {"ls": "", "marker": "^", "ms": 5, "color": colour(place), "clip_on": False}
+            axes.plot(rounds[shown], np.full(len(shown), top), zorder=3, **triangles)
+        axes.plot(rounds, means, label=label, lw=1.4, ms=3.5, markevery=[-1], **style)
+        if (lows < highs).any():
+            axes.fill_between(rounds, lows, highs, color=colour(place), alpha=0.15, lw=0)
+    value_axis(axes.yaxis, axes.set_ylim, axis, percent)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(axis="y")
 
 
 def value_axis(side: Any, limit: Callable[..., Any], axis: Axis | None, percent: bool) -> None:
@@ -219,7 +240,7 @@ def bars(
     """A bar per setting, its parts one after the other."""
 
     def draw(figure: Any) -> None:
-        from matplotlib.ticker import FuncFormatter
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
 
         axes = figure.subplots()
         begin = np.zeros(len(rows))
@@ -229,7 +250,8 @@ def bars(
             begin += wide
         axes.set_yticks(range(len(rows)), [shorten(label, 30) for label, _ in rows])
         axes.invert_yaxis()
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+        axes.xaxis.set_major_locator(MaxNLocator(4))  # so that labels as "250 kB" keep apart
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value).replace(".0 ", " ")))
         axes.set_xlabel(name)
         legend_above(axes)
 

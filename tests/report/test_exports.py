@@ -6,6 +6,7 @@ import csv
 import io
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from PIL import Image
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError
 from holdfast.report import plots
-from holdfast.report.drawing import file_content
+from holdfast.report.axis import Axis
+from holdfast.report.drawing import figure_of, file_content
 from holdfast.report.figure_files import write_figures
 from holdfast.report.markup import Section
+from holdfast.report.numbers import amount
 from holdfast.report.page import all_sections
 from holdfast.report.read_runs import by_setting, read_records
 from holdfast.report.table import Entry, Table, to_markdown
@@ -95,6 +98,28 @@ def test_a_label_is_text_and_no_formula(tmp_path: Path) -> None:
     drawing = plots.curves([("$x_1 <b>", [(1, 0.1, 0.1, 0.1), (2, 0.2, 0.2, 0.2)])], "a", True, "round", None)
     text = file_content([drawing], "svg").decode()
     assert "$x_1 &lt;b&gt;" in text and "<b>" not in text
+
+
+def test_values_above_the_axis_are_marked_and_named() -> None:
+    lines = [("high", [(1, 0.5, 0.5, 0.5), (2, 90.0, 90, 90), (3, 7.0, 7, 7)]), ("low", [(1, 1.0, 1, 1)])]
+    drawing = plots.curves(lines, "loss", False, "round", Axis([0.0, 1.0, 2.0]))
+    (axes,) = figure_of([drawing]).subfigs[0].axes
+    triangles = next(line for line in axes.lines if line.get_marker() == "^")
+    assert triangles.get_xdata().tolist() == [2, 3] and triangles.get_ydata().tolist() == [2, 2]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["high (▲ up to 90)", "low"]
+
+
+def test_every_line_of_a_chart_has_its_own_colour_dash_or_mark() -> None:
+    assert len({(plots.colour(i), plots.dash(i), plots.mark(i)) for i in range(28)}) == 28
+
+
+def test_labels_of_a_byte_axis_keep_apart() -> None:
+    rows = [("a setting with a long name", [200e3, 204e3])]
+    figure = figure_of([plots.bars(rows, "Bytes", ["up", "down"], amount)])
+    figure.canvas.draw()
+    (axes,) = figure.subfigs[0].axes
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    assert len(boxes) >= 3 and all(a.x1 < b.x0 for a, b in pairwise(boxes))
 
 
 def test_a_curve_has_the_numbers_of_the_run(single: Path) -> None:
