@@ -16,6 +16,7 @@ from holdfast.cli import app
 from holdfast.cli.app import reflow, restore_argument_help
 from holdfast.cli.part_text import example, fields_of
 from holdfast.core.registry import KINDS, describe, parts
+from holdfast.interactive.run import INNER
 
 PLURALS = {kind: kind + ("es" if kind.endswith("s") else "s") for kind in KINDS}
 GUIDES = {
@@ -95,8 +96,17 @@ def _api() -> str:
     for title, names in (groups | {"More": rest}).items():
         if names:
             lines += ["", f"## {title}"]
-            lines += [f"\n::: holdfast.{name}\n    options:\n      heading_level: 3" for name in names]
+            lines += [
+                f"\n::: holdfast.{name}\n    options:\n      heading_level: 3" + _hidden(name)
+                for name in names
+            ]
     return "\n".join(lines)
+
+
+def _hidden(name: str) -> str:
+    """Options of the page that leave out what only the library uses."""
+    hidden = ["^_", *(f"^{inner}$" for inner in INNER)] if name == "Run" else []
+    return f"\n      filters: {json.dumps(['!' + pattern for pattern in hidden])}" if hidden else ""
 
 
 def _bases() -> str:

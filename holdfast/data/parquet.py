@@ -44,6 +44,15 @@ class ParquetRows:
     def names(self) -> tuple[str, ...]:
         return tuple(self._files[0].schema_arrow.names)
 
+    @cached_property
+    def index_names(self) -> tuple[str, ...]:
+        """The columns that pandas wrote as the index of its frame, which is no property of a sample."""
+        try:
+            about = parse_json((self._files[0].schema_arrow.metadata or {})[b"pandas"])
+            return tuple(name for name in about["index_columns"] if isinstance(name, str))
+        except (KeyError, TypeError, ValueError):
+            return ()
+
     def need(self, column: str | Sequence[str]) -> str:
         """Return the name of the column, or the first name that exists of several that it may have."""
         wanted = (column,) if isinstance(column, str) else tuple(column)

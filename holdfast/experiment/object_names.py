@@ -14,6 +14,7 @@ from torch import nn
 
 from holdfast.core.registry import Part, parts
 from holdfast.data.handed.content import HandedOver
+from holdfast.data.handed.data import Data
 from holdfast.local.function_identity import identity
 from holdfast.models.own_module import Model
 from holdfast.wrappers.base import Wrapped
@@ -214,7 +215,7 @@ def _own_words(value: Any) -> str | None:
     """The repr of an object, where it is short and holds no address."""
     if isinstance(value, (Part, nn.Module)) or hasattr(value, "__qualname__"):
         return None
-    said = str(value)
+    said = value.title if isinstance(value, Data) else str(value)
     return None if _ADDRESS.search(said) or len(said) > _LONGEST or "\n" in said else said.replace(" ", "")
 
 

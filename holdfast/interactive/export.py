@@ -10,6 +10,7 @@ from torch import nn
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import plain_disk_errors, write_atomically, write_json
 from holdfast.core.toml import to_toml
+from holdfast.interactive.normalisation import Normalisation
 from holdfast.report.rerun_config import without_defaults
 from holdfast.results.run import Run
 from holdfast.storage.store import write_tensors
@@ -24,6 +25,8 @@ def export_run(run: Run, folder: Path, clients: Sequence[int] | None) -> Path:
     with plain_disk_errors(folder):
         (folder / "models").mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.toml", to_toml(without_defaults(run.manifest["config"])).encode())
+    samples = run._experiment.federation.samples
+    write_json(folder / "normalisation.json", Normalisation(run.config.data, samples, None).plain())
     metrics = run.metrics
     write_atomically(folder / "metrics.csv", metrics.to_csv(index=False).encode())
     write_atomically(folder / "metrics.parquet", metrics.to_parquet(index=False))

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import webbrowser
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from holdfast.data.federation import load_samples
 from holdfast.evaluation.glossary import explain
 from holdfast.interactive.export import export_run
 from holdfast.interactive.figure import check_metric, curve_figure
+from holdfast.interactive.normalisation import Normalisation
 from holdfast.interactive.notebook import facts_table
 from holdfast.report.page import write_page
 from holdfast.results import run as saved
 from holdfast.results.run import name_of
 from holdfast.storage.status import RunStatus, run_status
+
+INNER = (
+    "data_config",
+    "declared_tables",
+    "delivered",
+    "module",
+    "new_client_id",
+    "parameters_of",
+    "parts_config",
+    "server_state",
+    "vector",
+)  # of Run: what only the library and results of methods use
 
 
 class Run(saved.Run):
@@ -29,6 +46,10 @@ class Run(saved.Run):
 
     `holdfast.Run(path)` opens a run again; so does `holdfast.open(path)`. Reading needs no lock: committed
     files do not change."""
+
+    def __dir__(self) -> list[str]:
+        """Without what only the library and results of methods use."""
+        return [name for name in super().__dir__() if name not in INNER]
 
     @property
     def status(self) -> str:
@@ -104,6 +125,21 @@ class Run(saved.Run):
             lines.append((str(label), [(int(round), value, value, value) for round, value in points]))
         return curve_figure(lines, asked[0] if len(asked) == 1 else asked[0].partition("/")[0], asked)
 
+    @cached_property
+    def _normalisation(self) -> Normalisation:
+        samples = load_samples(self.data_config.data)
+        return Normalisation(self.data_config.data, samples, self.manifest["config"]["train"].get("dtype"))
+
+    def normalise(self, X: Any) -> Tensor:
+        """Do to new samples what training did to the run's own, and return them as a model takes them.
+
+        >>> run.model(client="York")(run.normalise(X)).softmax(1)
+
+        X are samples of the run's shape, one or many, as an array or a tensor: bytes where the run had bytes,
+        and not yet normalised. Mean and deviation are in normalisation.json of an `export`. Texts and tables
+        are encoded in other ways and are refused."""
+        return self._normalisation(X)
+
     def report(self, open: bool = False) -> Path:
         """Write the page about this run, report.html in its folder, and return its path; `open` shows it in
         a browser.
@@ -118,10 +154,11 @@ class Run(saved.Run):
         >>> run.export("for-the-paper")
         >>> run.export("two-models", clients=[0, 7])
 
-        It gets config.toml, metrics.csv and metrics.parquet (the columns of `metrics`), clients.csv (of
-        `clients()`), final.json, and models/ with safetensors files by the names of the module's tensors:
-        global.safetensors, where the method has a global model, and client-7.safetensors for each of
-        `clients`; by default all, where the method makes a model for each client."""
+        It gets config.toml, normalisation.json (mean and deviation), metrics.csv and metrics.parquet (the
+        columns of `metrics`), clients.csv (of `clients()`), final.json, and models/ with safetensors files
+        by the names of the module's tensors: global.safetensors, where the method has a global model, and
+        client-7.safetensors for each of `clients`; by default all, where the method makes a model for each
+        client."""
         return export_run(self, Path(folder), clients)
 
 

@@ -96,6 +96,10 @@ class Sweep(list[SweepCell]):
         super().__init__(cells)
         self.path = Path(path)
 
+    def __dir__(self) -> list[str]:
+        """Without what changes a list."""
+        return [name for name in super().__dir__() if name.startswith("_") or not hasattr(list, name)]
+
     @classmethod
     def opened(
         cls, path: str | Path, data: Sequence[HandedOver] = (), again: Mapping[str, Any] | None = None

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import in_print
+from holdfast.core.files import expand
 from holdfast.core.keys import Key
 from holdfast.data.federation import DataSettings, Federation, build_federation
+from holdfast.data.sources.table import TableSource
 from holdfast.experiment.config import Config
 
 PARTS = ("train", "validation", "test", "all")
@@ -74,6 +76,7 @@ class Holdings:
             else []
         )
         kinds = (self.counts > 0).sum(1)
+        used = columns_of(self.data)
         return [
             (
                 "dataset",
@@ -82,6 +85,7 @@ class Holdings:
                     f" {shape}"
                 ),
             ),
+            *([("columns", listed(list(map(in_print, used)), 40))] if used else []),
             *users,
             (
                 "pool",
@@ -126,6 +130,14 @@ class Holdings:
             "facts": {name: values.tolist() for name, values in federation.facts.items()},
             "cell": self.cell or None,
         }
+
+
+def columns_of(data: DataSettings) -> list[str]:
+    """The columns that a table's samples are made of; empty for other data."""
+    source = data.source()
+    if not isinstance(source, TableSource):
+        return []
+    return source.columns_used(expand(data.dir, "data.dir") if data.dir else None)
 
 
 def what(part: str) -> str:

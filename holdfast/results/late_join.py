@@ -61,7 +61,7 @@ def join(run: Run, new_client: NewClient) -> JoinResult:
     client = experiment.federation.clients  # the number after the last
     run_context = _context_with(experiment.run_context, new_client)
     return _measured(
-        run, run_context, client, run.of_client(run.round, state, client, "customised", run_context)
+        run, run_context, client, run._of_client(run.round, state, client, "customised", run_context)
     )
 
 

@@ -219,7 +219,7 @@ class Run:
         experiment, state = self._experiment, self._restored(round, saved)
         if kind != "global":
             assert client is not None
-            return self.of_client(round, state, client, kind, experiment.run_context)
+            return self._of_client(round, state, client, kind, experiment.run_context)
         shared = experiment.server.global_model(state)
         assert shared is not None
         return experiment.run_context.wire().unpack(shared, experiment.initial)
@@ -232,7 +232,7 @@ class Run:
         self._experiment.participation.restore(saved)
         return server_state(saved)
 
-    def of_client(self, round: int, state: State, client: int, kind: str, run_context: RunContext) -> Tensor:
+    def _of_client(self, round: int, state: State, client: int, kind: str, run_context: RunContext) -> Tensor:
         """Return a model of a client, as in the evaluation: what the server half would send now, after what
         the client half makes of it."""
         experiment, ids = self._experiment, torch.tensor([client])
@@ -263,10 +263,11 @@ class Run:
         return run_to_end(steps, answer)
 
     def model(self, client: int | str | None = None, model: str | None = None) -> nn.Module:
-        """The same model as an ordinary module, ready to use.
+        """A trained model as an ordinary module, ready to use: of a client, by its name or number, the model
+        that the method deploys there; without a client the global one.
 
         >>> run.model()                          # the global model, where the method has one
-        >>> run.model(client=7)                  # what client 7 uses
+        >>> run.model(client="York")             # what this client uses
         >>> run.model(client=7, model="personal")"""
         experiment = self._experiment
         return experiment.rule.unwrapped(experiment.network.load(self.vector(client, model))).eval()

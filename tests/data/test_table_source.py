@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import build
+from holdfast.data.federation import DataSettings
+from holdfast.report.class_counts import columns_of
 from tests.data.folders import write_table
 
 
@@ -158,3 +161,16 @@ def test_the_real_rows_of_wisdm_2019(real: Callable[[str], Path]) -> None:
     )  # rows of user 1600
     train = samples.x[: samples.train_rows, :3].double()
     assert train.mean(0).abs().max() < 1e-5 and (train.std(0) - 1).abs().max() < 1e-5
+
+
+def test_the_index_of_a_pandas_frame_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "adult").mkdir()
+    frame = pd.DataFrame({"age": [20.0, 40.0, 30.0], "label": [0, 1, 0]}, index=[7, 9, 8])
+    frame.to_parquet(tmp_path / "adult" / "train.parquet")
+    frame.to_parquet(tmp_path / "adult" / "test.parquet")
+    assert load(tmp_path).x.shape[1] == 1
+    assert load(tmp_path, columns=["age", "__index_level_0__"]).x.shape[1] == 2  # where it is asked for
+    source = build("source", {"name": "table", "folder": "adult"})
+    assert source.columns_used(tmp_path) == ["age"]
+    data = DataSettings(name="table", options={"folder": "adult"}, dir=str(tmp_path))
+    assert columns_of(data) == ["age"] and columns_of(DataSettings()) == []

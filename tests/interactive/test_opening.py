@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,3 +49,37 @@ def test_an_exported_config_runs_with_the_objects(run: holdfast.Run, tmp_path: P
         holdfast.run(file, data=blobs(), out=tmp_path / "again")
     again = holdfast.run(file, data=blobs(), model=Net, out=tmp_path / "again")
     assert again.final["accuracy"] == run.final["accuracy"]
+
+
+def test_new_samples_are_normalised_as_in_training(run: holdfast.Run, tmp_path: Path) -> None:
+    samples = run._experiment.federation.samples
+    assert torch.equal(run.normalise(samples.x.numpy()), samples.batch(torch.arange(len(samples))))
+    said = json.loads((run.export(tmp_path / "out") / "normalisation.json").read_text())
+    by_hand = (samples.x[0] - torch.tensor(said["mean"])) / torch.tensor(said["std"])
+    torch.testing.assert_close(run.normalise(samples.x[0]), by_hand)
+    with pytest.raises(ConfigError, match="have shape 4, not 2 x 5"):
+        run.normalise(torch.zeros(2, 5))
+    with pytest.raises(ConfigError, match="numbers with a fraction, such as float32; X has torch.int64"):
+        run.normalise(torch.zeros(2, 4).long())
+
+
+def test_bytes_are_normalised_on_their_scale(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.integers(0, 256, (30, 3, 6, 6)).astype("uint8"), rng.integers(0, 3, 30)
+    run = holdfast.run(TINY, data=holdfast.Data(X, y, clients=3, partition="iid"), out=tmp_path / "bytes")
+    samples = run._experiment.federation.samples
+    assert torch.equal(run.normalise(X), samples.batch(torch.arange(30)))
+    with pytest.raises(ConfigError, match="were bytes, 0 to 255; X has torch.float32"):
+        run.normalise(X.astype("float32") / 255)
+
+
+def test_inner_names_are_not_offered(run: holdfast.Run) -> None:
+    assert not {"delivered", "parameters_of", "vector"} & set(dir(run)) and "model" in dir(run)
+    sweep = holdfast.Sweep(run.path, [])
+    assert not {"append", "pop", "sort"} & set(dir(sweep)) and "frame" in dir(sweep)
+
+
+def test_data_prints_what_it_is() -> None:
+    data = holdfast.Data(np.zeros((6, 1, 5, 5)), np.arange(6) % 2, clients=2, partition="iid")
+    assert str(data) == repr(data) and "images of 1 x 5 x 5, 2 classes" in str(data)
+    assert data.title == f"arrays-{data.digest[:8]}"

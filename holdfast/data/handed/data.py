@@ -180,7 +180,7 @@ class Data:
         tested = len(content.y) - content.train_rows
         shape = " x ".join(map(str, content.x.shape[1:]))
         kind = {"words": f"texts of {shape} words", "table": f"rows of {shape} numbers"}.get(
-            content.kind, f"{content.kind} of {shape}"
+            content.kind, f"{'images' if content.x.ndim == 4 else content.kind} of {shape}"
         )
         own = f" and {tested:,} for testing" if tested else ""
         return (
@@ -189,7 +189,9 @@ class Data:
             f" {content.classes} classes; digest {self.samples.short})"
         )
 
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
+        """The name of the data in labels of a sweep."""
         return self._title or f"arrays-{self.digest[:8]}"
 
     def _who(self) -> str:

@@ -33,6 +33,7 @@ _ASIDE = (
 class LabelledSource(FolderSource):
     """A subclass implements _fill: it makes x from the rows and returns its mean and deviation."""
 
+    encoding: ClassVar[str] = ""  # changed where the same files become other samples than before
     classes: ClassVar[int | None] = None  # number of classes of a known dataset
     class_names: ClassVar[
         tuple[str, ...]
@@ -49,7 +50,7 @@ class LabelledSource(FolderSource):
     def _read(self, paths: list[Path], make: Callable[[New], dict[str, Any]]) -> Samples:
         """Return the samples that `make` makes of these files, from the cache if they are there."""
         matters = {name: value for name, value in self.settings().items() if name not in _ASIDE}
-        entry = cached(f"{self.name} {matters}", paths, make)
+        entry = cached(f"{self.name}{self.encoding} {matters}", paths, make)
         made: dict[str, Any] = {**entry.arrays, **entry.facts}
         return self._samples(**made)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -26,10 +27,13 @@ class TableSource(LabelledSource):
     train split. A missing value becomes 0. Licence: that of your data.
     """
 
+    encoding: ClassVar[str] = " without index"
     normalise: Literal["dataset"] = setting(
         "dataset", "always dataset: each column is standardised by itself"
     )
-    columns: tuple[str, ...] = setting((), "columns to use; default: all but label and user")
+    columns: tuple[str, ...] = setting(
+        (), "columns to use; default: all but label, user and the index of a pandas frame"
+    )
     categorical: tuple[str, ...] = setting((), "columns of numbers that are categories, such as a postcode")
     buckets: int = setting(
         64, "a categorical column with more values than this is hashed into this many columns", ge=1
@@ -53,12 +57,17 @@ class TableSource(LabelledSource):
                     advance(len(batch))
         return (0.0,), (1.0,)
 
+    def columns_used(self, dir: Path | None) -> list[str]:
+        """The columns that become inputs of a model."""
+        return self._names(self._order(self._files(dir)).parts)
+
     def _names(self, parts: tuple[ParquetRows, ...]) -> list[str]:
         """Return the columns to use, after checking them."""
         for rows in parts:
             for name in (*self.columns, *self.categorical):
                 rows.need(name)
-        names = list(self.columns) or [name for name in parts[0].names if name not in (self.label, self.user)]
+        left_out = (self.label, self.user, *parts[0].index_names)
+        names = list(self.columns) or [name for name in parts[0].names if name not in left_out]
         if self.label in names:
             raise DataError(
                 f"data.options.columns: '{self.label}' is the label and must not be an input; remove it"

@@ -110,7 +110,7 @@ def test_a_sweep_keeps_its_data_once_and_labels_it_by_its_digest(tmp_path: Path)
     }
     cells = holdfast.sweep(config, out=tmp_path)
     assert [cell.label for cell in cells] == [
-        f"data={name} seed={seed}" for name in (first, "two") for seed in (0, 1)
+        f"data={name} seed={seed}" for name in (first.title, "two") for seed in (0, 1)
     ]
     assert sorted(file.name for file in tmp_path.glob("**/data-*")) == sorted(
         f"data-{data.digest[:12]}.safetensors" for data in (first, second)
