@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +27,7 @@ from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import check_given, with_data
 from holdfast.experiment.config import Config, completed, make_config
 from holdfast.experiment.extension import check_extension, with_rounds
+from holdfast.experiment.given_again import how_to_resume
 from holdfast.experiment.manifest import (
     are_terms,
     are_words,
@@ -105,8 +105,10 @@ class SweepFolder:
         """Check that the directory is free or holds this sweep; a run or another sweep is refused, with the
         difference."""
         if (self.path / "manifest.json").exists():
-            again = f"`holdfast resume {shlex.quote(str(self.path))}` continues it"
-            raise ConfigError(f"{self.path} already holds a run; {again}, or choose another --out")
+            again = how_to_resume(self.path, read_manifest(self.path))
+            raise ConfigError(
+                f"{self.path} already holds a run; {again} continues it, or choose another --out"
+            )
         there = read_json(self.path / "sweep.json")
         if there is None:
             if runs := run_folders(self.path):
