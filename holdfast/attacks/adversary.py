@@ -3,7 +3,7 @@ has. Nothing that a server rule is given leads here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakValueDictionary
@@ -39,8 +39,8 @@ _POISONED: WeakValueDictionary[str, Poisoned] = WeakValueDictionary()
 class Adversary:
     """The ground truth of one experiment: which clients are malicious, and what they do."""
 
-    def __init__(self, attack: Attack | None, members: Tensor, key: Key):
-        self.attack, self.members, self.key = attack, members, key
+    def __init__(self, attack: Attack | None, members: Tensor, key: Key, names: Sequence[str] = ()):
+        self.attack, self.members, self.key, self.names = attack, members, key, names
         self.malicious = self._draw(key.fold("malicious"))
         """All clients that are malicious at any time; where the set is redrawn, all clients may be."""
         self.triggered: ClientRows | None = None
@@ -68,13 +68,14 @@ class Adversary:
         if attack is None:
             return torch.zeros(0, dtype=torch.int64)
         if attack.clients is not None:
-            unknown = [c for c in attack.clients if c not in members.tolist()]
+            wanted_clients = [self._number(client) for client in attack.clients]
+            unknown = [c for c in wanted_clients if c not in members.tolist()]
             if unknown:
                 raise ConfigError(
                     f"attack.clients: no client {unknown[0]} that trains; ids go from 0 to"
                     f" {int(members.max())}"
                 )
-            return torch.tensor(sorted(set(attack.clients)), dtype=torch.int64)
+            return torch.tensor(sorted(set(wanted_clients)), dtype=torch.int64)
         order = torch.argsort(key.fold(members).bits, stable=True)
         wanted = int(attack.fraction * len(members) + 1e-9)  # 0.29 * 100 is 28.999...
         if attack.fraction and not wanted:
@@ -83,6 +84,15 @@ class Adversary:
                 f" raise it, or name them in attack.clients"
             )
         return members[order[:wanted]].sort().values
+
+    def _number(self, client: int | str) -> int:
+        """The number of a client that is named by it or by its name."""
+        if isinstance(client, str) and client in self.names:
+            return self.names.index(client)
+        if isinstance(client, str) and not client.isdecimal():
+            known = suggest(client, self.names) if self.names else "; the clients have no names"
+            raise ConfigError(f"attack.clients: there is no client '{client}'{known}")
+        return int(client)
 
     def benign(self, ids: Tensor, round: int = 0) -> Tensor:
         """bool per id."""

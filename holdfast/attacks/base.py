@@ -102,7 +102,9 @@ class Attack(Part):
     least: ClassVar[Knowledge] = "own"
     """The least it must know."""
     fraction: float = setting(0.3, "share of the clients that are malicious", ge=0, le=1)
-    clients: tuple[int, ...] | None = setting(None, "the malicious clients by id, instead of a share")
+    clients: tuple[int | str, ...] | None = setting(
+        None, "the malicious clients by number or name, instead of a share"
+    )
     redraw: bool = setting(
         False, "draw the malicious clients anew in every round; else one set for the whole run"
     )

@@ -147,6 +147,8 @@ class Federation:
     held_out: tuple[int, ...] = ()
     # [K] int64 each: what the partition knows about its clients, such as `group`
     facts: Mapping[str, Tensor] = field(default_factory=dict)
+    # one per client, where data.names or the users of the data name them
+    names: tuple[str, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -207,7 +209,16 @@ def build_federation(settings: DataSettings, key: Key, samples: Samples | None =
         digest=_digest(samples.name, tables, held_out, facts),
         held_out=held_out,
         facts=facts,
+        names=settings.names or _users(samples, settings.partitioner(), facts),
     )
+
+
+def _users(samples: Samples, partition: Partition, facts: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return the names of the users, where each client is one and all have names."""
+    if not (partition.per_user and samples.user_names and "user" in facts):
+        return ()
+    names = tuple(samples.user_names[user] for user in facts["user"].tolist())
+    return names if all(name.strip() for name in names) else ()
 
 
 def _all_held_out(held_out: int, clients: int) -> str:

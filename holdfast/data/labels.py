@@ -38,11 +38,13 @@ def read_labels(
     return _words(splits, column, columns, classes, tuple(names))
 
 
-def read_users(rows: ParquetRows | Sequence[ParquetRows], column: str) -> np.ndarray:
-    """Return int64 users: the column's numbers or words, renumbered 0, 1, 2 and so on in ascending order."""
+def read_users(rows: ParquetRows | Sequence[ParquetRows], column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return int64 users: the column's numbers or words, renumbered 0, 1, 2 and so on in ascending order; and
+    the words, if they are words."""
     splits, columns = _columns(rows, column)
     if not _is_number(columns[0].type):
-        return _words(splits, column, columns, None, ())[0]
+        users, _, names = _words(splits, column, columns, None, ())
+        return users, names
     # splits may store them in different types: they are compared as Python integers, which lose nothing
     distinct = []
     for split, one in zip(splits, columns, strict=True):
@@ -60,9 +62,10 @@ def read_users(rows: ParquetRows | Sequence[ParquetRows], column: str) -> np.nda
     number = {
         user: place for place, user in enumerate(sorted(set().union(*(found for found, _ in distinct))))
     }
-    return np.concatenate(
+    users = np.concatenate(
         [np.array([number[user] for user in found], dtype=np.int64)[where] for found, where in distinct]
     )
+    return users, ()
 
 
 def _columns(

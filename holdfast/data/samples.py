@@ -32,6 +32,7 @@ class Samples:
     # [N] int64: the user who recorded the row, from 0 on, where the dataset has users
     user: Tensor | None = None
     class_names: tuple[str, ...] = ()  # one per class, where the dataset has names
+    user_names: tuple[str, ...] = ()  # one per user, where users are words
     # Tensors beside x, because a copy from the host is not allowed while a CUDA graph is being captured.
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)

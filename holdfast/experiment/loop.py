@@ -52,7 +52,9 @@ class Experiment:
             [c for c in range(self.federation.clients) if c not in self.federation.held_out],
             dtype=torch.int64,
         )
-        self.adversary = Adversary(self.parts.attack, trainers, self.key.fold("attack"))
+        self.adversary = Adversary(
+            self.parts.attack, trainers, self.key.fold("attack"), self.federation.names
+        )
         self.rule, self.server = self.method.client_half(), self.method.Server(self.method)
         self.weights = Weights.of(self.parts.model)
         self.network = make_network(self.parts, self.federation.samples, config.train.dtype, self.weights)

@@ -117,6 +117,7 @@ def _broken(manifest: Mapping[str, Any]) -> list[str]:
             isinstance(malicious, str) or isinstance(malicious, list) and all(map(is_whole, malicious))
         ),
         "plugins": are_words(manifest.get("plugins", [])),
+        "client_names": are_words(manifest.get("client_names", [])),
     }
     return [name for name, fits in good.items() if not fits]
 
@@ -267,12 +268,19 @@ def manifest_of(
             }
         ),
         "clients": experiment.federation.clients,
+        **_client_names(experiment),
         "parameters": experiment.network.layout.parameters,
         "malicious": (
             "redrawn every round" if experiment.adversary.redraws else experiment.adversary.malicious.tolist()
         ),
         "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _client_names(experiment: Experiment) -> dict[str, list[str]]:
+    """The names that the data gave the clients; those of data.names are in the config."""
+    names = () if experiment.config.data.names else experiment.federation.names
+    return {"client_names": list(names)} if names else {}
 
 
 def digest_of(initial: torch.Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from holdfast.results.run import Run
 from holdfast.storage.store import write_tensors
 
 
-def export_run(run: Run, folder: Path, clients: Sequence[int] | None) -> Path:
+def export_run(run: Run, folder: Path, clients: Sequence[int | str] | None) -> Path:
     """Write everything; a folder with other files in it is refused."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"export: {folder} is not an empty folder; choose another one")
@@ -36,9 +37,15 @@ def export_run(run: Run, folder: Path, clients: Sequence[int] | None) -> Path:
         write_atomically(folder / "clients.csv", run.clients().to_csv(index=False).encode())
     if "global" in method.models:
         _write_model(folder / "models" / "global.safetensors", run.model())
-    for client in every if clients is None else clients:
-        _write_model(folder / "models" / f"client-{client}.safetensors", run.model(client=client))
+    for client in every if clients is None else map(run.client_number, clients):
+        _write_model(folder / "models" / f"{_title(run, client)}.safetensors", run.model(client=client))
     return folder
+
+
+def _title(run: Run, client: int) -> str:
+    """The name of a client's file: its number, and its name with what any disk takes."""
+    name = re.sub(r"[^\w.-]+", "_", run.client_name(client), flags=re.ASCII).strip("._")[:60]
+    return f"client-{client}-{name}" if run.client_names and name else f"client-{client}"
 
 
 def _write_model(file: Path, module: nn.Module) -> None:

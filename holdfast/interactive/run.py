@@ -148,7 +148,7 @@ class Run(saved.Run):
         PosixPath('runs/first/report.html')"""
         return _opened(write_page(self.path), open)
 
-    def export(self, folder: str | Path, clients: Sequence[int] | None = None) -> Path:
+    def export(self, folder: str | Path, clients: Sequence[int | str] | None = None) -> Path:
         """Write what other programs read into a new or an empty folder, and return the folder.
 
         >>> run.export("for-the-paper")

@@ -51,7 +51,7 @@ class Holdings:
     @property
     def clients(self) -> list[str]:
         """The clients' names, or their numbers where they have none."""
-        return list(map(in_print, self.data.names)) or list(map(str, range(len(self.counts))))
+        return list(map(in_print, self.federation.names)) or list(map(str, range(len(self.counts))))
 
     @property
     def sizes(self) -> np.ndarray:
@@ -120,7 +120,7 @@ class Holdings:
             "digest": federation.digest,
             "clients": federation.clients,
             "held_out": list(federation.held_out),
-            "names": list(self.data.names),
+            "names": list(self.federation.names),
             "part": self.part,
             "samples": {
                 name: len(getattr(federation, name).row) for name in (*PARTS[:-1], "root", "global_test")

@@ -106,8 +106,9 @@ class Run:
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """The names of the clients, where they were given; otherwise empty."""
-        return tuple(map(in_print, self.manifest["config"]["data"].get("names", [])))
+        """The names of the clients, where they were given or the data has them; otherwise empty."""
+        given = self.manifest["config"]["data"].get("names") or self.manifest.get("client_names", [])
+        return tuple(map(in_print, given))
 
     def client_name(self, client: int) -> str:
         """How tables and pages call a client: its name, or else its number."""
@@ -154,9 +155,9 @@ class Run:
 
     def table(self, name: str) -> pd.DataFrame:
         """One of `tables` over all rounds: round, client, whether it is malicious, value; of a matrix also
-        `other`, the column's client."""
+        `other`, the column's client. Where clients have names, `name` and `other_name` follow them."""
         with using_committed(self.path, self.round):
-            return table_of(
+            frame = table_of(
                 self.store,
                 self.round,
                 name,
@@ -164,9 +165,25 @@ class Run:
                 str(self.path),
                 self.declared_tables,
             )
+        declared = self.declared_tables.find(name)
+        titles = {"client": "name"} | ({"other": "other_name"} if declared and declared.columns else {})
+        for number, title in titles.items() if self.client_names else ():
+            if number in frame:
+                named = [self.client_name(int(client)) for client in frame[number]]
+                frame.insert(list(frame.columns).index(number) + 1, title, named)
+        return frame
+
+    def malicious_names(self, round: int | None = None) -> list[str]:
+        """The attackers by their names, or by their numbers as text where clients have none; otherwise as
+        `malicious`.
+
+        >>> run.malicious_names()
+        ['Bonn', 'Cork']"""
+        return [self.client_name(client) for client in self.malicious(round)]
 
     def malicious(self, round: int | None = None) -> list[int]:
-        """The attackers; if they are redrawn every round, those of a round, by default the last."""
+        """The numbers of the attackers; if they are redrawn every round, those of a round, by default the
+        last. `malicious_names` has their names."""
         clients = self.manifest["malicious"]
         if isinstance(clients, list):
             return clients

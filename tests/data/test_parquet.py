@@ -447,11 +447,11 @@ def test_another_dataset_is_detected_by_its_classes(tmp_path: Path) -> None:
 
 
 def test_users_are_numbered_in_ascending_order(tmp_path: Path) -> None:
-    assert read_users(split(tmp_path / "a.parquet", [1600, 7, 1600]), "label").tolist() == [1, 0, 1]
-    assert read_users(split(tmp_path / "a.parquet", [3.0, -1.0]), "label").tolist() == [1, 0]
+    assert read_users(split(tmp_path / "a.parquet", [1600, 7, 1600]), "label")[0].tolist() == [1, 0, 1]
+    assert read_users(split(tmp_path / "a.parquet", [3.0, -1.0]), "label")[0].tolist() == [1, 0]
     unsigned = split(tmp_path / "a.parquet", pa.array([2**60 + 1, 2**63 + 5, 2**60 + 2], pa.uint64()))
     signed = split(tmp_path / "b.parquet", [2**60 + 3, -4])
-    assert read_users([unsigned, signed], "label").tolist() == [
+    assert read_users([unsigned, signed], "label")[0].tolist() == [
         1,
         4,
         2,
@@ -459,7 +459,7 @@ def test_users_are_numbered_in_ascending_order(tmp_path: Path) -> None:
         0,
     ]  # as float64 three of them would be one
     both = [split(tmp_path / "a.parquet", ["eve", "bob"]), split(tmp_path / "b.parquet", ["ann"])]
-    assert read_users(both, "label").tolist() == [2, 1, 0]
+    assert read_users(both, "label")[0].tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize("value", [1.9, float("nan"), float("inf")])

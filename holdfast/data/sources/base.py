@@ -47,6 +47,7 @@ class Source(Part):
         std: Sequence[float] | None = None,
         user: np.ndarray | None = None,
         class_names: Sequence[str] = (),
+        user_names: Sequence[str] = (),
     ) -> Samples:
         """Build Samples. Mean and deviation of the train split are the class's own, or passed where they are
         only known from the files."""
@@ -63,6 +64,7 @@ class Source(Part):
             self.name,
             users,
             tuple(class_names),
+            tuple(user_names),
         )
 
 

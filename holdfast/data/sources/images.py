@@ -60,11 +60,18 @@ class ImageSource(FolderSource):
         # first: errors in labels are found quickly
         labels, classes, names = read_labels(order.parts, label, self._classes(), self.names)
         order.arranged(labels, new("y", (order.count,), np.int64))
+        who: tuple[str, ...] = ()
         if user is not None:
-            order.arranged(read_users(order.parts, user), new("user", (order.count,), np.int64))
+            users, who = read_users(order.parts, user)
+            order.arranged(users, new("user", (order.count,), np.int64))
         moments = None if self.published else Moments()
         decode_images(order, column, self._image_format(), new, self.name, moments)
-        facts = {"classes": classes, "class_names": names, "train_rows": order.train_rows}
+        facts = {
+            "classes": classes,
+            "class_names": names,
+            "user_names": who,
+            "train_rows": order.train_rows,
+        }
         return facts if moments is None else {**facts, "mean": moments.mean, "std": moments.std}
 
 

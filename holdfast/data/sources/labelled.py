@@ -50,7 +50,8 @@ class LabelledSource(FolderSource):
     def _read(self, paths: list[Path], make: Callable[[New], dict[str, Any]]) -> Samples:
         """Return the samples that `make` makes of these files, from the cache if they are there."""
         matters = {name: value for name, value in self.settings().items() if name not in _ASIDE}
-        entry = cached(f"{self.name}{self.encoding} {matters}", paths, make)
+        named = "" if self.user is None else " with the names of users"  # 0.1 kept none of them
+        entry = cached(f"{self.name}{self.encoding} {matters}{named}", paths, make)
         made: dict[str, Any] = {**entry.arrays, **entry.facts}
         return self._samples(**made)
 
@@ -59,12 +60,15 @@ class LabelledSource(FolderSource):
         # first: errors in labels are found quickly
         labels, classes, names = read_labels(order.parts, self.label, self.classes, self.class_names)
         order.arranged(labels, new("y", (order.count,), np.int64))
+        who: tuple[str, ...] = ()
         if self.user is not None:
-            order.arranged(read_users(order.parts, self.user), new("user", (order.count,), np.int64))
+            users, who = read_users(order.parts, self.user)
+            order.arranged(users, new("user", (order.count,), np.int64))
         mean, std = self._fill(order, new)
         return {
             "classes": classes,
             "class_names": names,
+            "user_names": who,
             "train_rows": order.train_rows,
             "mean": mean,
             "std": std,

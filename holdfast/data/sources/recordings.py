@@ -87,10 +87,12 @@ class Recordings(LabelledSource):
         parts = tuple(files.values())
         labels, classes, names = read_labels(parts, self.label, self.classes, self.class_names)
         labels = _small(labels)
-        users = None if self.user is None else _small(read_users(parts, self.user))
+        users, who = (None, ()) if self.user is None else read_users(parts, self.user)
+        users = None if users is None else _small(users)
         return {
             "classes": classes,
             "class_names": names,
+            "user_names": who,
             **self._windows(self._sensor_rows(parts, labels, users), new),
         }
 
