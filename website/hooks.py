@@ -36,6 +36,7 @@ def on_files(files: Files, config: Any) -> Files:
     made: dict[str, str | bytes] = dict(reference.pages())
     made |= {page: (ROOT / name).read_text() for name, page in REPOSITORY_PAGES.items()}
     made["stylesheets/site.css"] = (ROOT / "website" / "site.css").read_text()
+    made["javascripts/iframe-worker.js"] = (ROOT / "website" / "iframe-worker.js").read_text()
     notebooks = [file for file in files if file.src_uri.endswith(".ipynb")]
     made |= run_all([(file.src_uri, Path(file.abs_src_path)) for file in notebooks])
     for path, content in made.items():

@@ -46,3 +46,10 @@ def test_a_picture_becomes_a_file_and_a_table_stays_html():
 def test_notebooks_are_stored_without_outputs(path):
     for cell in json.loads(path.read_text())["cells"]:
         assert not cell.get("outputs") and cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
+def test_code_of_a_notebook_fits_its_page(path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    lines = [line for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines()]
+    assert [line for line in lines if len(line) > 76] == []
