@@ -157,8 +157,8 @@ class Run(saved.Run):
         It gets config.toml, normalisation.json (mean and deviation), metrics.csv and metrics.parquet (the
         columns of `metrics`), clients.csv (of `clients()`), final.json, and models/ with safetensors files
         by the names of the module's tensors: global.safetensors, where the method has a global model, and
-        client-7.safetensors for each of `clients`; by default all, where the method makes a model for each
-        client."""
+        client-7.safetensors (client-7-York.safetensors, if its name is York) for each of `clients`; by
+        default all, where the method makes a model for each client."""
         return export_run(self, Path(folder), clients)
 
 
