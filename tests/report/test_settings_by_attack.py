@@ -137,7 +137,10 @@ def test_the_worst_case_decides() -> None:
 
 def test_the_map_says_whose_accuracy_its_columns_have() -> None:
     lines = lines_of(FIGURES)
-    assert "that column has more clients" in headline(lines, SettingsByAttack(lines)).body
+    assert (
+        "that column has more clients than the others. A stronger colour"
+        in headline(lines, SettingsByAttack(lines)).body
+    )
     attacked_only = [one for one in lines if one.records[0].config["attack"]]
     assert "that column" not in headline(attacked_only, SettingsByAttack(attacked_only)).body
 
