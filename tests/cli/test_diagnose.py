@@ -43,7 +43,7 @@ def test_tables_are_listed_and_one_is_shown(
         and out.splitlines()[-3:] == list(map(str, files))
     )
     pd.testing.assert_frame_equal(pd.read_csv(files[0]), run.table("norms"))
-    assert Image.open(files[1]).width == 1120 and "norms: fedcap under ipm" in files[2].read_text()
+    assert Image.open(files[1]).width == 1400 and "norms: fedcap under ipm" in files[2].read_text()
     assert len(json.loads(ask(run.path, "customisation", "--json")[1])) == len(run.table("customisation"))
 
 
