@@ -111,4 +111,4 @@ def test_rank_changes_are_drawn(simulate: Callable[..., Run], ask: Callable, tmp
         and (frame["disparity"] - frame["poisoned"] + frame["benign"]).abs().max() < 1e-12
     )
     picture = Image.open(tmp_path / "a.png")
-    assert picture.height > 1.1 * picture.width  # both figures, one above the other
+    assert (picture.width, picture.height) == (1400, 2 * 680)  # both figures, one above the other
