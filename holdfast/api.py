@@ -222,7 +222,7 @@ def open(path: str | Path, data: Any = None, **sections: Any) -> Run | Sweep:
     >>> holdfast.open("runs/first")
     Run(ditto on digits, 8 clients, round 3 of 3, finished, accuracy 0.8714: runs/first)
     >>> holdfast.open("runs/table").frame
-    >>> holdfast.open("runs/mine", model=Net).model(client="York")     # was given an object
+    >>> holdfast.open("runs/mine", model=Net).model(client=1)     # was given an object
 
     Metrics and tables need nothing else. Models of a run that was given Python objects (a module, a loss)
     need them again, as sections; `data` is needed where data was handed over in Python and the directory has

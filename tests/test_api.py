@@ -98,7 +98,7 @@ def test_the_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         model = holdfast.Model(Net, head="fc") if folder == "mine" else TINY["model"]
         holdfast.run({**TINY, "model": model}, out=f"runs/{folder}", train={"rounds": 3})
     table = holdfast.sweep(TINY, out="runs/table", method=["fedavg", "ditto"], seed=[0, 1])
-    x, y = torch.randn(60, 4), torch.arange(60) % 2
+    x, y = torch.randint(0, 17, (60, 1, 8, 8), dtype=torch.uint8), torch.arange(60) % 2  # digits
     names = {"holdfast": holdfast, "Ditto": Ditto, "Net": Net, "run": table[2].run, "sweep": table}
     names |= {"X": x, "y": y, "X0": x, "y0": y, "X1": x, "y1": y}
     of = getattr(holdfast, name)

@@ -133,7 +133,7 @@ class Run(saved.Run):
     def normalise(self, X: Any) -> Tensor:
         """Do to new samples what training did to the run's own, and return them as a model takes them.
 
-        >>> run.model(client="York")(run.normalise(X)).softmax(1)
+        >>> run.model(client=7)(run.normalise(X)).softmax(1)
 
         X are samples of the run's shape, one or many, as an array or a tensor: bytes where the run had bytes,
         and not yet normalised. Mean and deviation are in normalisation.json of an `export`. Texts and tables

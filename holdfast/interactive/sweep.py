@@ -176,8 +176,8 @@ class Sweep(list[SweepCell]):
         matplotlib Figure. Settings that faced different attacks are drawn in a panel for each attack.
 
         >>> sweep.plot("accuracy/worst10").savefig("worst.pdf")
-        >>> sweep.plot(lines=["fedavg ipm", "ditto ipm"], names={"ditto": "Ditto"}, size=(5, 3))
-        >>> sweep.plot(lines=lambda label: "median" in label)
+        >>> sweep.plot(lines=["fedavg", "ditto"], names={"ditto": "Ditto"}, size=(5, 3))
+        >>> sweep.plot(lines=lambda label: "ditto" in label)
 
         `lines` chooses lines: their labels without the seed, or a function that is true for the label of a
         line to draw. `panels=False` draws all lines in one chart. `names` renames lines, with or without
