@@ -27,6 +27,8 @@ FOLLOWED = [
     *sorted(page for page in DOCS.glob("tutorials/*.md") if page.stem != "deploy"),
     *sorted(DOCS.glob("how-to/*.md")),
 ]
+# All pages together take minutes, so the others are followed by make test-all only.
+AT_EVERY_MERGE = ("quickstart", "own-data")
 NOT_RUN_IN_DOCS = {"pip install": "installs from outside"}
 if not torch.cuda.is_available():
     NOT_RUN["holdfast sweep sweep.toml --device cuda"] = "there is no GPU here"
@@ -42,7 +44,13 @@ def test_the_readme_works_from_top_to_bottom_in_an_empty_environment(tmp_path_fa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in FOLLOWED])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=() if page.stem in AT_EVERY_MERGE else pytest.mark.long)
+        for page in FOLLOWED
+    ],
+)
 def test_a_page_works_from_top_to_bottom(page, tmp_path):
     Reader(tmp_path, Path(sys.executable)).follow(page.read_text(), NOT_RUN_IN_DOCS)
 
