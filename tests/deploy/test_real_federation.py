@@ -101,6 +101,7 @@ def change(reply, request):
 """
 
 
+@pytest.mark.long
 def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
     """Too much, far too much, an old round, everything twice, a reply that is announced and never comes, and
     all replies in another node's name. `quorum` is such that a round has to wait for all who answer at all,
@@ -249,6 +250,7 @@ def settle(project: Project, **settings: float) -> None:
     )
 
 
+@pytest.mark.long
 def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None:
     """The run waits, says so, and ends by its own patience. Later it goes on, a trainer is killed, and
     nothing of it can be seen in the model."""

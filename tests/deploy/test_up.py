@@ -100,6 +100,7 @@ def pids_of(up: RunningFederation, victim: str) -> list[int]:
     return [working(up) if victim == "superexec of a node" else up.processes.started[victim].pid]
 
 
+@pytest.mark.long
 def test_processes_killed_in_mid_round_leave_the_undisturbed_model(tmp_path: Path) -> None:
     """`quorum` 1: a round waits for the node that was killed until it is back."""
     rounds = len(VICTIMS) + 1
