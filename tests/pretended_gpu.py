@@ -1,14 +1,14 @@
-"""A device that exists on every machine: its tensors hold ordinary memory, but are apart from the host's as those of
-a GPU are. An operation that mixes host and device is refused where CUDA refuses it, and what crosses to the host is
-counted. So tests without a GPU show that a round keeps its vectors on the device.
+"""A device that exists on every machine: its tensors hold ordinary memory, but are apart from the host's as
+those of a GPU are. An operation that mixes host and device is refused where CUDA refuses it, and what crosses
+to the host is counted. So tests without a GPU show that a round keeps its vectors on the device.
 
     with pretended_gpu() as gpu:
         x = torch.ones(3, device=gpu.device)
         x + torch.ones(3)        # RuntimeError: tensors on the host and on the device
         float(x.sum())           # counts in gpu.reads, gpu.bytes_to_host
 
-Autograd does not run on it: PyTorch would start a thread for the device, and no test of this process could fork
-workers any more. So clients are trained on the host, within `gpu.not_counted()`."""
+Autograd does not run on it: PyTorch would start a thread for the device, and no test of this process could
+fork workers any more. So clients are trained on the host, within `gpu.not_counted()`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _held(tree: Any) -> Any:
 
 
 def _wrapped(result: Any, *inputs: Any) -> Any:
-    """Results as tensors of the device; one that an operation changed in place stays the object that it was."""
+    """Results as tensors of the device; one that was changed in place stays the object that it was."""
     known = {id(tensor.held): tensor for tensor in tree_iter(inputs) if isinstance(tensor, OnDevice)}
     return tree_map_only(
         Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else OnDevice(tensor), result
@@ -135,14 +135,14 @@ def _has_mask(indices: Any) -> bool:
 
 
 def _refuse_mixed(name: str, *trees: Any) -> None:
-    """As CUDA does: a host tensor among device tensors is an error, unless it is a single number or an index."""
+    """As CUDA does: a host tensor among device tensors is an error, unless it is one number or an index."""
     if name in _TAKES_HOST_INDICES:
         trees = ([trees[0][0], *trees[0][2:]], trees[1])  # without the indices
     for tensor in tree_iter(trees):
         if isinstance(tensor, Tensor) and not isinstance(tensor, OnDevice) and tensor.ndim:
             raise RuntimeError(
-                f"{name}: expected all tensors to be on the same device, but found host and device; the host has"
-                f" {tuple(tensor.shape)} {tensor.dtype}"
+                f"{name}: expected all tensors to be on the same device, but found host and device;"
+                f" the host has {tuple(tensor.shape)} {tensor.dtype}"
             )
 
 
@@ -209,8 +209,8 @@ def _copy_from(source: Tensor, into: Tensor, non_blocking: bool = False) -> Tens
 
 
 def _registered() -> torch.library.Library:
-    """Make the device known to PyTorch; once in a process. Autograd starts its threads at its first use: before
-    that, so that there is none for this device."""
+    """Make the device known to PyTorch; once in a process. Autograd starts its threads at its first use:
+    that has to be before, so that there is none for this device."""
     torch.ones(1, requires_grad=True).sum().backward()
     _setup_privateuseone_for_python_backend(NAME)
     library = torch.library.Library("aten", "IMPL")
