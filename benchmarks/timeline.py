@@ -174,7 +174,7 @@ class Cuda(Device):
 
 def device_intervals(trace: Mapping[str, Any], offset: int) -> dict[str, list[Interval]]:
     """When a GPU computes and when it copies, from a trace of torch.profiler, in seconds of `perf_counter`;
-    `offset` is how many nanoseconds the clock of the day is ahead of it. Copies during kernels count as computing."""
+    `offset` is how many nanoseconds the clock of the day is ahead of it."""
     found: dict[str, list[Interval]] = defaultdict(list)
     for event in trace["traceEvents"]:
         kind = _DEVICE_EVENTS.get(str(event.get("cat")).lower())

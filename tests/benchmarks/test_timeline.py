@@ -84,7 +84,8 @@ def test_a_trace_of_the_profiler_says_when_a_gpu_works(monkeypatch: pytest.Monke
         "GPU computes": [(5.0, 6.5)],
         "GPU copies": [(8.0, 10.0)],
     }
-    assert timeline.waits_of(trace, 1_000_000_000_000) == [Span(7, "waits for the GPU", 5.0, 10.0)]
+    (wait,) = timeline.waits_of(trace, 1_000_000_000_000)
+    assert (wait.thread, wait.part, wait.start, wait.end) == (7, "waits for the GPU", 5.0, 10.0)
 
 
 @pytest.mark.slow
