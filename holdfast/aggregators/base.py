@@ -3,7 +3,7 @@ that each client had in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Self
 
@@ -74,6 +74,17 @@ class Aggregator(Part):
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         raise TypeError(f"{type(self).__name__} does not define how it aggregates")
+
+    def together(
+        self,
+        x: Tensor,
+        w: Tensor,
+        states: Sequence[State],
+        contexts: Sequence[AggregationContext],
+    ) -> list[Reduced] | None:
+        """The same for several experiments with equal rules and equally many clients: x [c, n, d], w [c, n].
+        None: not for these; then they are reduced one after the other."""
+        return None
 
     def least(self, f: int) -> int:
         """The fewest clients of which f may be malicious."""

@@ -3,6 +3,8 @@ inside; the rest is forwarded."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, Wrapper
@@ -27,6 +29,17 @@ class Around(Wrapper):
         self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
     ) -> Reduced:
         raise TypeError(f"{type(self).__name__} does not define how it reduces")
+
+    def reduce_together(
+        self,
+        inner: Aggregator,
+        x: Tensor,
+        w: Tensor,
+        states: Sequence[State],
+        contexts: Sequence[AggregationContext],
+    ) -> list[Reduced] | None:
+        """The same for several experiments, as `Aggregator.together`."""
+        return None
 
     def check(self, inner: Aggregator) -> None:
         """Raise a ConfigError for a rule that it cannot wrap."""
@@ -80,6 +93,15 @@ class Wrapped(Aggregator):
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         return self.by.reduce(self.inner, x, w, state, ctx)
+
+    def together(
+        self,
+        x: Tensor,
+        w: Tensor,
+        states: Sequence[State],
+        contexts: Sequence[AggregationContext],
+    ) -> list[Reduced] | None:
+        return self.by.reduce_together(self.inner, x, w, states, contexts)
 
     def layers(self) -> tuple[Aggregator, list[Wrapper]]:
         rule, around = self.inner.layers()
