@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from holdfast.core.errors import StoreError
 from holdfast.core.generators import Finished, advance
+from holdfast.core.together import Computation, answered
 from holdfast.core.types import Exchange, Uplink
 from holdfast.engine.client_task import EVALUATE
 from holdfast.engine.host_threads import each
@@ -34,12 +35,12 @@ class RunDriver:
     """One experiment during its run: its context, its generator, and what it waits for."""
 
     run_context: RunContext
-    steps: Generator[Exchange | PreparedRound, Any, Any]
-    waiting: Exchange | PreparedRound | None = None
+    steps: Generator[Exchange | Computation | PreparedRound, Any, Any]
+    waiting: Exchange | Computation | PreparedRound | None = None
     result: Any = None
     error: Exception | None = None
 
-    def turn(self, up: Uplink | None) -> None:
+    def turn(self, up: Any) -> None:
         """Go on to the next exchange, or to the end. An experiment that fails stops there, and the others go
         on; an error of the disk stops them all."""
         try:
@@ -60,7 +61,7 @@ class RunDriver:
         fused."""
         if isinstance(self.waiting, PreparedRound):
             return self.run_context.round, 2, 0
-        assert self.waiting is not None
+        assert isinstance(self.waiting, Exchange)
         return self.run_context.round, int(self.waiting.task == EVALUATE), self.waiting.step
 
 
@@ -96,7 +97,7 @@ def _run_to_end(
     report_failures: Callable[[float], None],
 ) -> None:
     for driver in drivers:
-        driver.turn(None)
+        _turn([driver], [None])
         after(driver)
     while any(driver.waiting is not None for driver in drivers):
         behind = min(driver.place() for driver in drivers if driver.waiting is not None)
@@ -107,13 +108,27 @@ def _run_to_end(
             answers: list[Uplink | None] = [None] * len(now)
         else:
             answers = _exchange(engine, now)
-        each(
-            lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
-            list(zip(now, answers, strict=True)),
-        )
+        _turn(now, answers)
         for driver in now:
             after(driver)
     report_failures(math.inf)
+
+
+def _turn(drivers: Sequence[RunDriver], answers: Sequence[Any]) -> None:
+    """Let all go on to their next exchange, commit or end. What their servers compute on the way is computed
+    together."""
+    each(
+        lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
+        list(zip(drivers, answers, strict=True)),
+    )
+    asking = [driver for driver in drivers if isinstance(driver.waiting, Computation)]
+    if not asking:
+        return
+    found = answered([driver.waiting for driver in asking if isinstance(driver.waiting, Computation)], each)
+    for driver, answer in zip(asking, found, strict=True):
+        if isinstance(answer, Exception):
+            driver.fail(answer)
+    _turn(asking, found)
 
 
 def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:

@@ -14,6 +14,7 @@ import torch
 from holdfast.attacks.adversary import Adversary
 from holdfast.core.generators import Steps, relay
 from holdfast.core.keys import Key
+from holdfast.core.together import Computation
 from holdfast.core.types import ROOT, Exchange, State, Verdict
 from holdfast.data.federation import Samples, build_federation
 from holdfast.experiment.build import (
@@ -99,7 +100,7 @@ class Experiment:
         on disk."""
         return self.run_context.round - (self.finished is None)
 
-    def steps(self) -> Generator[Exchange | PreparedRound, Any, dict[str, Any]]:
+    def steps(self) -> Generator[Exchange | Computation | PreparedRound, Any, dict[str, Any]]:
         """Run the experiment from its last committed round to its end. A finished run only returns its result
         again."""
         state, start = restore(self)
@@ -163,7 +164,11 @@ class Experiment:
         count bytes and seconds."""
         meter = self.meter = Meter(self.rule.quiet)
 
-        def ask(exchange: Exchange) -> Steps:
+        def ask(exchange: Exchange | Computation) -> Steps:
+            if isinstance(exchange, Computation):
+                found = yield exchange
+                meter.seconds["server"] += exchange.seconds
+                return found
             exchange = replace(exchange, step=meter.next_step())
             with meter.timing("client"):
                 up = yield from self.privacy.ask(self._lose(exchange))

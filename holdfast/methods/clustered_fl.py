@@ -167,7 +167,7 @@ class ClusteredServer(ServerRule):
         moved = []
         for node, replies in zip(leaves, parts, strict=True):
             tree.put(replies.clients().ids, node)
-            merged = ctx.reduce(tree.memory.get(node, {}), replies, model, verdict)
+            merged = yield from ctx.merge(tree.memory.get(node, {}), replies, model, verdict)
             tree.reached(node, _step(merged, model, ctx))
             tree.models, tree.memory[node] = tree.models.clone(), merged.state
             tree.models[node] = merged.model

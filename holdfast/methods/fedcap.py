@@ -129,7 +129,7 @@ class FedCapServer(ServerRule):
         judged = calibrated if self.method.calibrate else up
         state, passed, verdict = yield from ctx.judge(state, judged, reference, own=self.method.detectors())
         kept, verdict = _finite(passed, calibrated, verdict)
-        merged = ctx.reduce(
+        merged = yield from ctx.merge(
             state, calibrated.only(kept), reference, verdict
         )  # with the mean this is Eq. 6: survivors' w~, by samples
         state, verdict = merged.state, merged.verdict

@@ -200,7 +200,7 @@ class FedComServer(ServerRule):
         model = state["model"]
         up = yield ctx.ask("train", model)
         state, passed, verdict = yield from ctx.judge(state, up, model)
-        merged = ctx.reduce(state, passed, model, verdict)
+        merged = yield from ctx.merge(state, passed, model, verdict)
         state, verdict = merged.state | {"model": merged.model}, merged.verdict
         asking = up.only(up.is_client & ~_among(up.ids, verdict.banned))
         with ctx.timer.part("match"):

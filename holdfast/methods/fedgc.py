@@ -139,7 +139,7 @@ class FedGCServer(ServerRule):
         asked = self._sent(state, ctx, ctx.ask("train", model))
         up = yield asked
         state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model, ctx.wire), model)
-        merged = ctx.reduce(state, up, model, verdict)
+        merged = yield from ctx.merge(state, up, model, verdict)
         replies = up.clients()
         sent = (replies["update"] + ctx.wire.split(model)[0])[:, head_of(ctx)]
         state = remember(

@@ -155,7 +155,7 @@ class FedPACServer(ServerRule):
         asked = self._sent(state, ctx, ctx.ask("train", model, **extra))
         up = yield asked
         state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model, ctx.wire), model)
-        merged = ctx.reduce(state, up, model, verdict)
+        merged = yield from ctx.merge(state, up, model, verdict)
         replies = up.clients()
         replies = replies.only(replies["held"].sum(1) > 0)  # a client without samples has no features
         with ctx.timer.part("heads"):
