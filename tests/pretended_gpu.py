@@ -119,8 +119,13 @@ def _held(tree: Any) -> Any:
 
 
 def _wrapped(result: Any, *inputs: Any) -> Any:
-    """Results as tensors of the device; one that was changed in place stays the object that it was."""
-    known = {id(tensor.held): tensor for tensor in tree_iter(inputs) if isinstance(tensor, OnDevice)}
+    """Results as tensors of the device; one that was changed in place stays the object that it was, unless
+    its shape was changed, which the object could not show."""
+    known = {
+        id(tensor.held): tensor
+        for tensor in tree_iter(inputs)
+        if isinstance(tensor, OnDevice) and tensor.shape == tensor.held.shape
+    }
     return tree_map_only(
         Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else OnDevice(tensor), result
     )

@@ -29,4 +29,4 @@ class Mean(Aggregator):
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale"})
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        return Reduced(w @ x, w, state)
+        return Reduced(w.to(x.device) @ x, w, state)

@@ -209,7 +209,7 @@ class FedCapServer(ServerRule):
         with ctx.timer.part("aggregate"):
             if self.method.similarity == "head":
                 updates, pool = updates[:, ctx.head], pool[:, ctx.head]
-            return cosines_between(updates, pool)
+            return cosines_between(updates, pool).cpu()
 
     def _reference(
         self, state: State, ctx: Context, asked: Exchange, weights: Tensor, counts: Tensor
@@ -219,7 +219,8 @@ class FedCapServer(ServerRule):
         served = weights.sum(1) > 0
         if self.method.reference == "recovered" or not bool(served.any()):
             return state["model"]
-        return ctx.priors(Uplink(ctx.cohort[served], {"count": counts[served]})) @ asked.bank[1:]
+        shares = ctx.priors(Uplink(ctx.cohort[served], {"count": counts[served]}))
+        return shares.to(asked.bank.device) @ asked.bank[1:]
 
 
 def customisation(similar: Tensor, own: Tensor, alpha: float, phi: float | str) -> Tensor:
@@ -240,7 +241,7 @@ def _customised(asked: Exchange, state: State, weights: Tensor) -> Exchange:
     if not bool(served.any()):
         return asked
     models = state["pool/models"]
-    bank = torch.cat([asked.bank, weights[served].to(models.dtype) @ models])
+    bank = torch.cat([asked.bank, weights[served].to(models) @ models])
     pick = asked.pick.clone()
     pick[asked.is_client] = torch.where(served, served.cumsum(0), 0)[:, None]
     return replace(asked, bank=bank, pick=pick)
@@ -259,7 +260,7 @@ def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tenso
     """The clients that stay: those that the detectors accepted, without models that overflowed when an
     accepted update was added."""
     update = calibrated["update"]
-    finite = update.amin(1).isfinite() & update.amax(1).isfinite()
+    finite = (update.amin(1).isfinite() & update.amax(1).isfinite()).cpu()
     kept = torch.isin(calibrated.ids, passed.ids)
     rejected = {
         client: "recovered model is not finite"

@@ -166,7 +166,7 @@ class FedGCServer(ServerRule):
         heads[:, rows] -= (
             self.method.lam
             * self.method.lr
-            * torch.where(torch.isin(state["ids"], replies)[:, None], gradient, 0.0)
+            * torch.where(torch.isin(state["ids"], replies).to(gradient.device)[:, None], gradient, 0.0)
         )
         if bool(torch.isfinite(heads).all()):
             return heads, ()

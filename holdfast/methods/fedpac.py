@@ -185,7 +185,7 @@ class FedPACServer(ServerRule):
             for i in alone
         )
         verdict = replace(verdict, tables={**verdict.tables, "alpha": table}, notes=(*verdict.notes, *notes))
-        return remember(state, replies.ids, alpha.to(sent.dtype) @ sent), verdict
+        return remember(state, replies.ids, alpha.to(sent) @ sent), verdict
 
     def _sent(self, state: State, ctx: Context, asked: Exchange) -> Exchange:
         return under_own_heads(asked, state["model"], head_of(ctx), state["ids"], state["models"])

