@@ -119,13 +119,8 @@ def _held(tree: Any) -> Any:
 
 
 def _wrapped(result: Any, *inputs: Any) -> Any:
-    """Results as tensors of the device; one that was changed in place stays the object that it was, unless
-    its shape was changed, which the object could not show."""
-    known = {
-        id(tensor.held): tensor
-        for tensor in tree_iter(inputs)
-        if isinstance(tensor, OnDevice) and tensor.shape == tensor.held.shape
-    }
+    """Results as tensors of the device; one that was changed in place stays the object that it was."""
+    known = {id(tensor.held): tensor for tensor in tree_iter(inputs) if isinstance(tensor, OnDevice)}
     return tree_map_only(
         Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else OnDevice(tensor), result
     )
@@ -222,6 +217,9 @@ def _registered() -> torch.library.Library:
     library.impl("empty.memory_format", _new, "PrivateUse1")
     library.impl("empty_strided", _new_strided, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
+    # with a kernel of its own it reaches the class whole; in parts it would change a shape in place, which
+    # an object of the class cannot show
+    library.impl("matmul", torch.matmul, "PrivateUse1")
     return library
 
 
