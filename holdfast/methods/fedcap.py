@@ -20,7 +20,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from holdfast.aggregators.geometry import cosines_between, norms
+from holdfast.aggregators.geometry import norms
+from holdfast.aggregators.similarity import Cosines
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.recorded_table import RecordedTable
@@ -188,12 +189,13 @@ class FedCapServer(ServerRule):
         )
         known = pool[place] == ids
         counts[known] = state["pool/counts"][place[known]]
-        similar[known] = self._similar(ctx, updates[place[known]], updates)
+        if bool(known.any()):
+            similar[known] = yield from self._similar(ctx, updates[place[known]], updates)
         if not bool(known.all()):
             up = yield ctx.ask("request", state["previous"], ids[~known])
             answered = torch.searchsorted(ids, up.ids)  # the others' requests were lost or refused
             counts[answered] = up.fields.get("count", counts[answered])
-            similar[answered] = self._similar(ctx, up["update"], updates)
+            similar[answered] = yield from self._similar(ctx, up["update"], updates)
             known = known.index_fill(0, answered, True)
         own = ids[:, None] == pool
         weights[known] = customisation(similar, own, self.method.alpha, self._share(state))[known]
@@ -204,12 +206,11 @@ class FedCapServer(ServerRule):
         pools are smaller."""
         return 1 / int(state["first"]) if "first" in state and state["first"] else self.method.phi
 
-    def _similar(self, ctx: Context, updates: Tensor, pool: Tensor) -> Tensor:
+    def _similar(self, ctx: Context, updates: Tensor, pool: Tensor) -> Steps[Tensor]:
         """Eq. 4."""
-        with ctx.timer.part("aggregate"):
-            if self.method.similarity == "head":
-                updates, pool = updates[:, ctx.head], pool[:, ctx.head]
-            return cosines_between(updates, pool).cpu()
+        if self.method.similarity == "head":
+            updates, pool = updates[:, ctx.head], pool[:, ctx.head]
+        return (yield from ctx.timer.computing("aggregate", Cosines(updates, pool)))
 
     def _reference(
         self, state: State, ctx: Context, asked: Exchange, weights: Tensor, counts: Tensor
