@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.base import Attack
-from holdfast.attacks.several import Said, Situation, one_memory, said_together
+from holdfast.attacks.several import Said, Situation, said_together
 from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
+from holdfast.core.one_memory import one_memory
 from holdfast.core.types import Uplink
 
 

@@ -15,6 +15,7 @@ from holdfast.attacks.base import REACH, Attack, Knowledge, View, Whom
 from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
+from holdfast.core.one_memory import one_memory
 from holdfast.core.together import stacked
 from holdfast.core.types import Exchange, Schema, Uplink
 
@@ -172,27 +173,6 @@ class Views:
         whole, starts = one_memory(parts) or _copied(parts)
         chosen = whole.index_select(0, to_device((rows + starts[:, None]).flatten(), whole.device))
         return chosen.unflatten(0, tuple(rows.shape))
-
-
-def one_memory(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """All rows between parts of one memory, as a tensor that shares it, and where each part starts there;
-    None where parts lie in memories of their own."""
-    first, size = parts[0], math.prod(parts[0].shape[1:])
-    offsets = torch.tensor([part.storage_offset() for part in parts])
-    begin = int(offsets.min())
-    together = size > 0 and all(
-        part.shape == first.shape
-        and part.dtype == first.dtype
-        and part.is_contiguous()
-        and part.untyped_storage()._cdata == first.untyped_storage()._cdata
-        and (part.storage_offset() - begin) % size == 0
-        for part in parts
-    )
-    if not together:
-        return None
-    starts = (offsets - begin) // size
-    rows = int(starts.max()) + len(first)
-    return first.as_strided((rows, *first.shape[1:]), first.stride(), begin), starts
 
 
 def _copied(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
