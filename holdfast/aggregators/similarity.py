@@ -7,7 +7,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from holdfast.aggregators.geometry import cosines_between

@@ -14,11 +14,12 @@ from holdfast.attacks.several import Said, Situation, said_together
 from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
 from holdfast.core.one_memory import one_memory
+from holdfast.core.together import Computation
 from holdfast.core.types import Uplink
 
 
 @dataclass(frozen=True)
-class NewRows:
+class NewRows(Computation):
     """What the attackers of one experiment send instead: one answer for each situation."""
 
     attack: Attack
@@ -59,7 +60,7 @@ class NewRows:
 
 
 @dataclass(frozen=True)
-class Written:
+class Written(Computation):
     """One field of the replies with new rows in it."""
 
     field: Tensor

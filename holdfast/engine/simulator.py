@@ -18,6 +18,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ from torch import Tensor
 from holdfast.core.errors import DataError
 from holdfast.core.keys import Key
 from holdfast.core.memory import give_back_memory
-from holdfast.core.screening import screen
+from holdfast.core.screening import screen, screen_together
+from holdfast.core.together import Computation, in_lockstep
 from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
 from holdfast.engine.client_stack import PASSES, ClientStack, TaskResult
 from holdfast.engine.client_task import EVALUATE, schema_of
@@ -106,14 +108,10 @@ class Simulator:
                     state, sent = None, {}
                     if self.device.type == "cpu":
                         give_back_memory()
-
-        def answered(item: tuple[int, Call]) -> Uplink:
-            place, call = item
-            schema, reply = _schema(call), replies.of(place)
-            self._protect(call, schema, reply)
-            return self._screen(call, schema, self._attack(call, schema, reply))
-
-        return each(answered, list(enumerate(calls)))
+        items = [(call, _schema(call), replies.of(place)) for place, call in enumerate(calls)]
+        each(lambda item: self._protect(*item), items)
+        attacked = in_lockstep([self._attack(*item) for item in items], each)
+        return self._screen(calls, [schema for _, schema, _ in items], attacked)
 
     # ---- its stages
 
@@ -203,22 +201,42 @@ class Simulator:
             ).items():
                 reply[name][row : row + 1] = value
 
-    def _attack(self, call: Call, schema: Schema, reply: Mapping[str, Tensor]) -> Uplink:
-        """The reply as the malicious clients send it. Evaluation is not attacked."""
+    def _attack(
+        self, call: Call, schema: Schema, reply: Mapping[str, Tensor]
+    ) -> Generator[Computation, Any, Uplink]:
+        """The reply as the malicious clients send it. Evaluation is not attacked. On a device, attackers
+        write into the replies, which then stay next to each other."""
         run_context, ex = call.run_context, call.exchange
         up = Uplink(ex.to, reply)
         if ex.task == EVALUATE or not len(ex.to):
             return up
-        key = run_context.key.fold("attack", run_context.round, ex.step)
-        return run_context.adversary.poison(ex.task, schema, up, key, run_context.round, ex)
+        key, in_place = run_context.key.fold("attack", run_context.round, ex.step), _on_device(call)
+        attacking = run_context.adversary.poisoning(
+            ex.task, schema, up, key, run_context.round, ex, in_place=in_place
+        )
+        return (yield from attacking)
 
-    def _screen(self, call: Call, schema: Schema, up: Uplink) -> Uplink:
-        """The reply without the rows that break the schema of the task. Evaluation is not screened."""
-        if not len(call.exchange.to):
-            return empty_uplink(schema, call.run_context.network.dtype)
-        if call.exchange.task == EVALUATE:
-            return up
-        return screen(up, schema, call.run_context.norm_cap)
+    def _screen(self, calls: list[Call], schemas: list[Schema], ups: list[Uplink]) -> list[Uplink]:
+        """The replies without the rows that break the schema of the task. Evaluation is not screened."""
+        answers = list(ups)
+        asked: list[int] = []
+        for place, call in enumerate(calls):
+            if not len(call.exchange.to):
+                answers[place] = empty_uplink(schemas[place], call.run_context.network.dtype)
+            elif call.exchange.task != EVALUATE:
+                asked.append(place)
+        caps = [call.run_context.norm_cap for call in calls]
+        if _on_device(calls[0]):
+            good = screen_together(
+                [ups[place] for place in asked],
+                [schemas[place] for place in asked],
+                [caps[place] for place in asked],
+            )
+        else:
+            good = each(lambda place: screen(ups[place], schemas[place], caps[place]), asked)
+        for place, up in zip(asked, good, strict=True):
+            answers[place] = up
+        return answers
 
     # ---- what the stages need
 
@@ -271,6 +289,10 @@ def empty_uplink(schema: Schema, dtype: torch.dtype) -> Uplink:
         name: torch.zeros(0, *field.shape, dtype=field.dtype or dtype) for name, field in schema.items()
     }
     return Uplink(torch.zeros(0, dtype=torch.int64), fields)
+
+
+def _on_device(call: Call) -> bool:
+    return call.run_context.home.type != "cpu"
 
 
 def _schema(call: Call) -> Schema:

@@ -194,7 +194,10 @@ class FedComServer(ServerRule):
             "personal/ids": no_ids,
             "personal/rows": ctx.initial.new_zeros(0, ctx.wire.size),
         }
-        return state | {"signal/ids": no_ids, "signal/rows": torch.zeros(0, *head.shape, dtype=ctx.initial.dtype)}
+        return state | {
+            "signal/ids": no_ids,
+            "signal/rows": torch.zeros(0, *head.shape, dtype=ctx.initial.dtype),
+        }
 
     def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
@@ -243,8 +246,8 @@ class FedComServer(ServerRule):
         return state, found
 
     def _signal(self, ctx: Context, up: Uplink) -> Tensor:
-        """g_k = W^t - W_k, or the gradient that the client sent; on the chosen scale. It is small, and matches
-        are found on the host."""
+        """g_k = W^t - W_k, or the gradient that the client sent; on the chosen scale and on the host, where
+        matches are found: it is small."""
         head = last_layer(ctx.layout)
         g = (
             up["gradient"]

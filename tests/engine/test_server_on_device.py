@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from holdfast.engine.client_stack import ClientStack
@@ -56,6 +55,8 @@ def case(name: str, **settings: Any) -> dict[str, Any]:
     )
 
 
+MODEL = 8 * 470
+"""Bytes of the network, about."""
 CASES = {name: case(name) for name in built_in("method")} | {
     "fedcap, customised reference": case("fedcap", reference="customised", similarity="head"),
     "fedcap, authors": case("fedcap", variant="authors", phi="uniform"),
@@ -73,7 +74,31 @@ def test_every_method_gives_the_same_numbers(
     with servers_on_device(monkeypatch) as gpu:
         here = run_all([CASES[name]], tmp_path / "device")[0]
     assert_same(everything(there), everything(here), 1e-10)
-    model = next(
-        (value for key, value in everything(there).items() if key.startswith("server/model")), torch.zeros(500)
-    )
-    print(name, dict(reads=gpu.reads, largest=gpu.largest_read, started=sum(gpu.started.values())), model.numel() * 8)
+    assert gpu.started and gpu.largest_read < MODEL, "a whole model came to the host"
+
+
+def test_experiments_are_attacked_screened_and_aggregated_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four experiments start hardly more operations on the device than one does, and read hardly more
+    often."""
+    started, reads = [], []
+    tables = [
+        case("ditto")
+        | {
+            "seed": seed,
+            "attack": {"name": "lie", "fraction": 0.3},
+            "aggregator": {"name": "multi-krum", "f": 1, "wrap": ["clip"]},
+            "data": {"clients": 8},
+        }
+        for seed in range(4)
+    ]
+    there = run_all(tables, tmp_path / "host")
+    for count in (1, 4):
+        with servers_on_device(monkeypatch) as gpu:
+            here = run_all(tables[:count], tmp_path / f"device{count}")
+        for one, other in zip(there, here, strict=False):
+            assert_same(everything(one), everything(other), 1e-10)
+        started.append(sum(gpu.started.values()))
+        reads.append(gpu.reads)
+    assert started[1] < 2 * started[0] and reads[1] < 2 * reads[0]
