@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator
-from holdfast.aggregators.geometry import norms
 from holdfast.aggregators.reduction import Reduction
+from holdfast.aggregators.similarity import Lengths
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.generators import relay
 from holdfast.core.guard import Guarded
@@ -126,7 +126,7 @@ class Context(Guarded):
         """Run the method's own detectors and then the attached ones; each sees only clients that passed the
         ones before. Returns the replies of clients that passed all."""
         clients, (start, _) = up.clients(), self.wire.split(model)
-        answered, lengths = clients.ids, norms(clients["update"])
+        answered, lengths = clients.ids, (yield Lengths(clients["update"]))
         del clients  # where it is a copy: a cohort may be larger than half of the memory
         refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
         verdict = Verdict(answered)
