@@ -62,8 +62,8 @@ class Adaptive(Attack):
         alike = (harm.norm(dim=1) < 1e-6).cpu()
         if bool(alike.any()):
             rows = to_device(alike.nonzero().flatten(), harm.device)
-            other = key.bits[alike, 0]
-            luck = Key(other).to(harm.device).normal(mean.shape[1], dtype=torch.float64)
+            bits = to_device(key.bits[alike, 0], harm.device)
+            luck = Key(bits).normal(mean.shape[1], dtype=torch.float64)
             harm[rows] = _across(_unit(luck), mean[rows])
         direction = self.align * mean + math.sqrt(1 - self.align**2) * _unit(harm)
         return ((1 - self.margin) * self.t_norm * direction).to(benign.dtype)

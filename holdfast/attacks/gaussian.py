@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast.attacks.base import Attack, View
 from holdfast.attacks.several import Views
+from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
@@ -49,8 +50,9 @@ class Gaussian(Attack):
         out = {}
         for name in self.targets(schema):
             own = views.own(name)
-            luck = views.key.fold(name).fold(views.ids).to(own.device)
-            out[name] = luck.normal(*own.shape[2:], dtype=own.dtype) * self._sigma(own, views)
+            luck = views.key.fold(name).fold(views.ids).bits
+            noise = Key(to_device(luck, own.device)).normal(*own.shape[2:], dtype=own.dtype)
+            out[name] = noise * self._sigma(own, views)
         return out
 
     def _sigma(self, own: Tensor, view: View | Views) -> float | Tensor:

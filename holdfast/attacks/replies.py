@@ -4,6 +4,7 @@ replies."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,9 @@ class NewRows(Computation):
         return any(value.device.type != "cpu" for value in self.replies.fields.values())
 
     def alone(self) -> list[Said]:
+        if self.on_device() and self.attack.has_batched_form() and len(self.situations) > 1:
+            with suppress(Exception):  # one by one, so that the attack itself says what it cannot do
+                return self.together([])[0]
         written = self._versions()
         said = [situation.alone() for situation in self.situations]
         self._check(written)
@@ -78,7 +82,7 @@ class Written(Computation):
 
     def alone(self) -> Tensor:
         out = self.field if self.in_place else self.field.clone()
-        for rows, value in self.changes:
+        for rows, value in [self._joined()] if self.on_device() else self.changes:
             out[to_device(rows, out.device)] = value.to(out)
         return out
 
@@ -93,11 +97,14 @@ class Written(Computation):
             if found is None:
                 return None
             whole, starts = found
-        changes = [
-            (rows + start, value.to(self.field).expand(len(rows), *self.field.shape[1:]))
-            for written, start in zip((self, *others), starts, strict=True)
-            for rows, value in written.changes
-        ]
-        places = to_device(torch.cat([rows for rows, _ in changes]), whole.device)
-        whole.index_copy_(0, places, torch.cat([value for _, value in changes]))
+        changes = [written._joined() for written in (self, *others)]
+        places = torch.cat([rows + start for (rows, _), start in zip(changes, starts, strict=True)])
+        new = torch.cat([value for _, value in changes])
+        whole.index_copy_(0, to_device(places, whole.device), new)
         return fields
+
+    def _joined(self) -> tuple[Tensor, Tensor]:
+        """The changes as one, with a row for each position."""
+        shape = self.field.shape[1:]
+        values = [value.to(self.field).expand(len(rows), *shape) for rows, value in self.changes]
+        return torch.cat([rows for rows, _ in self.changes]), torch.cat(values)
