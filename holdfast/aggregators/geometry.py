@@ -114,9 +114,9 @@ def to_mixture(seen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The squared distance of each row to the sum of all by these weights, which add up to 1; `seen` is from
     anywhere. And whether it can be used: where that is too near to some row, too few digits are left."""
     squares, size = diagonal(seen), seen.abs()
-    cross, own = times(seen, weights), _dot(weighted(weights, seen), weights)
+    cross, own = times(seen, weights), _dot(weighted(weights, seen), weights)[..., None]
     found = squares - 2 * cross + own
-    doubt = (squares + 2 * times(size, weights) + _dot(weighted(weights, size), weights)) * (
+    doubt = (squares + 2 * times(size, weights) + _dot(weighted(weights, size), weights)[..., None]) * (
         seen.shape[-1] * torch.finfo(torch.float64).eps
     )
     return found, (found > _EXACT * doubt).all(dim=-1)
