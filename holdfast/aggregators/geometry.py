@@ -61,8 +61,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def weighted(w: Tensor, x: Tensor) -> Tensor:
     """The sum of the rows of x by the weights w [..., n], which may still be on the host; in full
     precision."""
-    w = to_device(w, x.device)
-    return w @ x if x.ndim == 2 else product(w[..., None, :], x)[..., 0, :]
+    return product(to_device(w, x.device)[..., None, :], x)[..., 0, :]
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -115,9 +114,9 @@ def to_mixture(seen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The squared distance of each row to the sum of all by these weights, which add up to 1; `seen` is from
     anywhere. And whether it can be used: where that is too near to some row, too few digits are left."""
     squares, size = diagonal(seen), seen.abs()
-    cross, own = times(seen, weights), _dot(times(seen.mT, weights), weights)
+    cross, own = times(seen, weights), _dot(weighted(weights, seen), weights)[..., None]
     found = squares - 2 * cross + own
-    doubt = (squares + 2 * times(size, weights) + _dot(times(size.mT, weights), weights)) * (
+    doubt = (squares + 2 * times(size, weights) + _dot(weighted(weights, size), weights)[..., None]) * (
         seen.shape[-1] * torch.finfo(torch.float64).eps
     )
     return found, (found > _EXACT * doubt).all(dim=-1)
