@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from holdfast.aggregators.geometry import cosines_between, norms
@@ -37,18 +38,22 @@ class Cosines(Computation):
 
 @dataclass(frozen=True, eq=False)
 class Lengths(Computation):
-    """[n] in float64 on the host, of the rows of x [n, d]."""
+    """[n] in float64 on the host, of the rows of x [n, d], or how far they are from a centre [d]."""
 
     x: Tensor
+    centre: Tensor | None = None
 
     def on_device(self) -> bool:
         return self.x.device.type != "cpu"
 
     def alike(self) -> Hashable | None:
-        return Lengths, tuple(self.x.shape), self.x.dtype, self.x.device
+        return Lengths, tuple(self.x.shape), self.x.dtype, self.x.device, self.centre is None
 
     def alone(self) -> Tensor:
-        return norms(self.x).cpu()
+        return norms(self.x, self.centre).cpu()
 
     def together(self, others: Sequence[Any]) -> list[Tensor] | None:
-        return list(norms(stacked([one.x for one in (self, *others)])).cpu().unbind())
+        of = [self, *others]
+        centres = [one.centre for one in of if one.centre is not None]
+        found = norms(stacked([one.x for one in of]), torch.stack(centres) if centres else None)
+        return list(found.cpu().unbind())

@@ -16,11 +16,11 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from holdfast.aggregators.similarity import Lengths
 from holdfast.core.registry import register, setting
 from holdfast.core.screening import NOT_FINITE
 from holdfast.core.types import State, Steps
 from holdfast.detectors.base import Detector, Judgement
-from holdfast.detectors.computations import Lengths, found
 
 PAPER = (
     "Li et al., FedCAP: Robust Federated Learning via Customized Aggregation and Personalization, ACSAC 2024"
@@ -44,7 +44,7 @@ class Norm(Detector):
         return self
 
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
-        lengths = yield from found(Lengths(models, ctx.reference))  # it asks no client
+        lengths = yield Lengths(models, ctx.reference)  # it asks no client
         lengths = lengths.nan_to_num(nan=torch.inf, posinf=torch.inf)
         bound = self.bound(lengths)
         far = {

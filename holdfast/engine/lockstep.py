@@ -10,6 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from holdfast.core.errors import StoreError
 from holdfast.core.generators import Finished, advance
 from holdfast.core.together import Computation, answered
@@ -19,6 +21,7 @@ from holdfast.engine.host_threads import each
 from holdfast.engine.run_context import Call, RunContext
 from holdfast.engine.workers import WorkerLost
 from holdfast.local.per_client import TrainedApart
+from holdfast.local.programs import forget
 from holdfast.storage.store import PreparedRound, commit_all
 
 
@@ -124,7 +127,11 @@ def _turn(drivers: Sequence[RunDriver], answers: Sequence[Any]) -> None:
     asking = [driver for driver in drivers if isinstance(driver.waiting, Computation)]
     if not asking:
         return
-    found = answered([driver.waiting for driver in asking if isinstance(driver.waiting, Computation)], each)
+    wanted = [driver.waiting for driver in asking if isinstance(driver.waiting, Computation)]
+    found = answered(wanted, each)
+    if any(isinstance(answer, torch.OutOfMemoryError) for answer in found):
+        forget()  # programs for training hold most of a GPU's memory; they are made again
+        found = answered(wanted, each, batch=False)
     for driver, answer in zip(asking, found, strict=True):
         if isinstance(answer, Exception):
             driver.fail(answer)

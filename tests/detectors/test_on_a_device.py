@@ -92,9 +92,3 @@ def test_the_host_waits_once_for_all_experiments(name: str) -> None:
     with pretended_gpu() as gpu:
         in_lockstep([judging({"name": name}, place, gpu.device) for place in range(3)])
         assert gpu.reads == 1
-
-
-@pytest.mark.parametrize("name", built_in("detector"))
-def test_on_the_host_only_exchanges_are_asked_for(name: str) -> None:
-    with pytest.raises(StopIteration):
-        next(judging({"name": name}, 0, "cpu"))
