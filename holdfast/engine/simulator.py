@@ -21,6 +21,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -73,6 +74,8 @@ class Simulator:
     plans: Mapping[str, Plan]
     """How stacks are trained, by the experiments' plan keys."""
     device: torch.device = torch.device("cpu")
+    writes_behind: ClassVar[bool] = True
+    """A round is written while the next one trains: no client of a simulation has to know that it counts."""
     clients: ClientStack = field(init=False)
     _dispatch: WorkerDispatch | None = field(init=False, default=None)
 

@@ -6,6 +6,7 @@ import heapq
 import math
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,11 @@ class RowStore:
     Only clients that took part have a record. A new row goes to a record that no committed row uses, and the
     record it replaces is free once the commit is done: the file holds the live rows and at most one round's
     more (in a round of several exchanges, one exchange's more than that), and nothing ever has to be
-    moved."""
+    moved.
+
+    A round goes through three stages: its rows are `staged` while it runs, `pending` while another thread
+    commits it, and then in `place`. Rows are staged again only once nothing is pending, so the file is no
+    longer for that, and every row has the record that it would have without the other thread."""
 
     def __init__(self, path: Path, index: Tensor | None = None):
         self.path, self.file = path, path / "records"
@@ -44,6 +49,10 @@ class RowStore:
         """The committed record of each client."""
         self.staged: dict[int, int] = {}
         """Records written since the last commit; they are read first."""
+        self.pending: dict[int, int] = {}
+        """Records of the round that is being committed."""
+        self.on_its_way: Future[None] | None = None
+        """Their commit, until `settle`."""
         self._kept: dict[int, int] = {}
         """Records staged before the exchange that is under way: `restore` goes back to them."""
         self._end = max(self.place.values(), default=-1) + 1
@@ -67,7 +76,7 @@ class RowStore:
         return place
 
     def begin(self) -> None:
-        """Start a round: what an unfinished one wrote is dropped."""
+        """Start a round: what an unfinished one wrote is dropped. What is being committed stays."""
         self.staged, dropped = {}, {*self.staged.values(), *self._kept.values()}
         self._kept = {}
         self._release(dropped)
@@ -86,8 +95,18 @@ class RowStore:
 
     def present(self, ids: Tensor) -> Tensor:
         return torch.tensor(
-            [client in self.staged or client in self.place for client in ids.tolist()], dtype=torch.bool
+            [
+                client in self.staged or client in self.pending or client in self.place
+                for client in ids.tolist()
+            ],
+            dtype=torch.bool,
         )
+
+    def _record_of(self, client: int) -> int:
+        """Where the client's newest row is."""
+        if client in self.staged:
+            return self.staged[client]
+        return self.pending[client] if client in self.pending else self.place[client]
 
     def room(self, rows: int, pinned: bool = False) -> State:
         """Empty tensors for so many rows; from page-locked memory a GPU takes them without a copy."""
@@ -101,9 +120,7 @@ class RowStore:
     def read(self, ids: Tensor, into: Mapping[str, Tensor] | None = None) -> State:
         """Read the rows of these clients (all must be present), stacked in the order given, into tensors that
         `room` made, or parts of them."""
-        records = [
-            self.staged[client] if client in self.staged else self.place[client] for client in ids.tolist()
-        ]
+        records = [self._record_of(client) for client in ids.tolist()]
         if not records:
             return {}
         out = dict(self.room(len(records)) if into is None else into)
@@ -134,6 +151,9 @@ class RowStore:
         """Write new rows; they are read from now on and become permanent with the next commit."""
         if not state or not len(ids):
             return
+        if self.on_its_way is not None:
+            self.on_its_way.result()
+            self.settle()
         rows = {
             name: value.detach().cpu().reshape(len(ids), -1).contiguous() for name, value in state.items()
         }
@@ -150,17 +170,26 @@ class RowStore:
 
     def index(self) -> Tensor:
         """What to commit, int64[clients, 2]: client, record."""
-        merged = self.place | self.staged
+        merged = self.place | self.pending | self.staged
         index = np.empty((len(merged), 2), dtype=np.int64)
         index[:, 0], index[:, 1] = list(merged.keys()), list(merged.values())
         return torch.from_numpy(index[index[:, 0].argsort()])
 
+    def hand_over(self, commit: Future[None]) -> None:
+        """The staged rows are on their way to be committed, by a thread whose end `commit` tells."""
+        self._release(set(self._kept.values()) - set(self.staged.values()))
+        self.pending, self.staged, self._kept, self.on_its_way = self.staged, {}, {}, commit
+
     def settle(self) -> None:
-        """The commit is done: staged rows are the committed ones, and what they replace is free."""
-        free = {self.place[client] for client in self.staged.keys() & self.place.keys()}
-        free |= set(self._kept.values()) - set(self.staged.values())
-        self.place |= self.staged
-        self.staged, self._kept = {}, {}
+        """The commit is done: pending rows, without another thread the staged ones, are the committed ones,
+        and what they replace is free."""
+        if self.on_its_way is None:
+            self.pending, self.staged = self.staged, {}
+            self._release(set(self._kept.values()) - set(self.pending.values()))
+            self._kept = {}
+        free = {self.place[client] for client in self.pending.keys() & self.place.keys()}
+        self.place |= self.pending
+        self.pending, self.on_its_way = {}, None
         self._release(free)
 
     def _release(self, records: set[int]) -> None:
@@ -207,7 +236,7 @@ class RowStore:
     def _settled(self, fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
         """The columns of rows to be written; the first rows of a run decide them, and they are written to
         disk."""
-        if not self.place and not self.staged:
+        if not self.place and not self.staged:  # and nothing is pending
             self._columns = _lay_out(fields)
             with plain_disk_errors(self.file):
                 self.file.touch()  # now, so that the folder is synced with it
