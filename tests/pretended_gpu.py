@@ -217,6 +217,9 @@ def _registered() -> torch.library.Library:
     library.impl("empty.memory_format", _new, "PrivateUse1")
     library.impl("empty_strided", _new_strided, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
+    # with a kernel of its own it reaches the class whole; in parts it would change a shape in place, which
+    # an object of the class cannot show
+    library.impl("matmul", torch.matmul, "PrivateUse1")
     return library
 
 

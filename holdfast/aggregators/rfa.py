@@ -71,7 +71,10 @@ class RFA(Aggregator):
         for i in range(self.iterations):
             weights = w / far
             weights = weights / weights.sum()
-            squares = None if seen is None else to_mixture(seen, weights)
+            squares = None
+            if seen is not None:
+                between, exact = to_mixture(seen, weights)
+                squares = between if bool(exact) else None
             if squares is None and i >= look:
                 seen, look = seen_from(x, weights.to(x.dtype) @ x), i + patience
                 squares = seen.diagonal()

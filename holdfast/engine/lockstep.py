@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from holdfast.core.errors import StoreError
 from holdfast.core.generators import Finished, advance
+from holdfast.core.together import Computation, answered
 from holdfast.core.types import Exchange, Uplink
 from holdfast.engine.client_task import EVALUATE
 from holdfast.engine.host_threads import each
@@ -37,12 +38,12 @@ class RunDriver:
     """One experiment during its run: its context, its generator, and what it waits for."""
 
     run_context: RunContext
-    steps: Generator[Exchange | PreparedRound, Any, Any]
-    waiting: Exchange | PreparedRound | None = None
+    steps: Generator[Exchange | Computation | PreparedRound, Any, Any]
+    waiting: Exchange | Computation | PreparedRound | None = None
     result: Any = None
     error: Exception | None = None
 
-    def turn(self, up: Uplink | None) -> None:
+    def turn(self, up: Any) -> None:
         """Go on to the next exchange, or to the end. An experiment that fails stops there, and the others go
         on; an error of the disk stops them all."""
         try:
@@ -63,7 +64,7 @@ class RunDriver:
         fused."""
         if isinstance(self.waiting, PreparedRound):
             return self.run_context.round, 2, 0
-        assert self.waiting is not None
+        assert isinstance(self.waiting, Exchange)
         return self.run_context.round, int(self.waiting.task == EVALUATE), self.waiting.step
 
 
@@ -139,7 +140,7 @@ def _run_to_end(
     commits: Commits,
 ) -> None:
     for driver in drivers:
-        driver.turn(None)
+        _turn([driver], [None])
         after(driver)
     while any(driver.waiting is not None for driver in drivers):
         behind = min(driver.place() for driver in drivers if driver.waiting is not None)
@@ -150,13 +151,27 @@ def _run_to_end(
         else:
             answers = _exchange(engine, now)
             commits.arrived()
-        each(
-            lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
-            list(zip(now, answers, strict=True)),
-        )
+        _turn(now, answers)
         for driver in now:
             after(driver)
     commits.arrived(within=None)
+
+
+def _turn(drivers: Sequence[RunDriver], answers: Sequence[Any]) -> None:
+    """Let all go on to their next exchange, commit or end. What their servers compute on the way is computed
+    together."""
+    each(
+        lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
+        list(zip(drivers, answers, strict=True)),
+    )
+    asking = [driver for driver in drivers if isinstance(driver.waiting, Computation)]
+    if not asking:
+        return
+    found = answered([driver.waiting for driver in asking if isinstance(driver.waiting, Computation)], each)
+    for driver, answer in zip(asking, found, strict=True):
+        if isinstance(answer, Exception):
+            driver.fail(answer)
+    _turn(asking, found)
 
 
 def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:

@@ -14,9 +14,6 @@ How a cohort is split depends on the plan and never on which worker is free, so 
 
 from __future__ import annotations
 
-import math
-import os
-import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -27,7 +24,6 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import DataError
-from holdfast.core.files import plain_disk_errors
 from holdfast.core.keys import Key
 from holdfast.core.memory import give_back_memory
 from holdfast.core.screening import screen
@@ -35,6 +31,7 @@ from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
 from holdfast.engine.client_stack import PASSES, ClientStack, TaskResult
 from holdfast.engine.client_task import EVALUATE, schema_of
 from holdfast.engine.host_threads import each, on_host
+from holdfast.engine.replies import Replies
 from holdfast.engine.run_context import Call
 from holdfast.engine.worker_dispatch import WorkerDispatch
 from holdfast.engine.workers import can_fork
@@ -102,23 +99,24 @@ class Simulator:
 
     def _answer_group(self, calls: list[Call]) -> list[Uplink]:
         """Chunk by chunk, so that memory is bounded: few results exist at a time."""
-        replies: list[dict[str, Tensor]] = [{} for _ in calls]
+        context = calls[0].run_context
+        replies = Replies(calls, _schema(calls[0]), context.home, self.plans[context.plan_key].memory)
         chunks = self._split(calls)
         with closing(self._execute(chunks)) as results:
             for chunk, (state, sent) in zip(chunks, results, strict=True):
-                self._scatter(chunk, None if state is None else on_host(state), on_host(sent), calls, replies)
+                self._scatter(chunk, None if state is None else on_host(state), replies.take(sent), replies)
                 if len(chunks) > 1:
                     state, sent = None, {}
                     if self.device.type == "cpu":
                         give_back_memory()
 
-        def attacked_and_screened(pair: tuple[Call, dict[str, Tensor]]) -> Uplink:
-            call, reply = pair
-            schema = _schema(call)
+        def answered(item: tuple[int, Call]) -> Uplink:
+            place, call = item
+            schema, reply = _schema(call), replies.of(place)
             self._protect(call, schema, reply)
             return self._screen(call, schema, self._attack(call, schema, reply))
 
-        return each(attacked_and_screened, list(zip(calls, replies, strict=True)))
+        return each(answered, list(enumerate(calls)))
 
     # ---- its stages
 
@@ -169,22 +167,14 @@ class Simulator:
             yield self.clients.perform(stack, *private_rows(stack, pinned=self.device.type == "cuda"))
 
     def _scatter(
-        self,
-        chunk: Chunk,
-        state: State | None,
-        sent: Mapping[str, Tensor],
-        calls: list[Call],
-        replies: list[dict[str, Tensor]],
+        self, chunk: Chunk, state: State | None, sent: Mapping[str, Tensor], replies: Replies
     ) -> None:
         """Copy what a chunk's clients send into the replies to their calls, and stage their private rows on
         disk. A call has at most one part in a chunk, so parts can be handled at the same time."""
 
         def scatter_part(part: Part) -> None:
-            reply = replies[part.place]
             for name, value in sent.items():
-                if name not in reply:
-                    reply[name] = self._empty_reply(calls[part.place], value)
-                reply[name][part.clients] = value[part.rows]
+                replies.put(name, part.place, part.clients, value[part.rows])
             if state is not None:
                 rows = {name: value[part.rows] for name, value in state.items()}
                 part.call.run_context.rows.stage(part.call.exchange.to, rows)
@@ -246,23 +236,6 @@ class Simulator:
         # have little data takes more chunks
         turns = max(-(-total // (most * plan.workers)), _PORTIONS if plan.name == "loop" else 1)
         return -(-total // (turns * plan.workers))
-
-    def _empty_reply(self, call: Call, like: Tensor) -> Tensor:
-        """Room for one field of a whole cohort: memory, or, where that would exceed the bound, a file without
-        a name, which the system may keep on disk and which is removed with the tensor."""
-        run_context, shape = call.run_context, (len(call.exchange.to), *like.shape[1:])
-        size, bound = math.prod(shape) * like.element_size(), self.plans[run_context.plan_key].memory
-        if bound is None or size <= bound:
-            return torch.empty(shape, dtype=like.dtype)
-        folder = run_context.rows.path
-        with (
-            plain_disk_errors(folder),
-            tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=".writing") as file,
-        ):
-            # a full disk is an error here; later it would be a signal
-            os.posix_fallocate(file.fileno(), 0, size)
-            whole = torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=like.dtype)
-            return whole.view(shape)
 
 
 def private_rows(calls: list[Call], pinned: bool = False) -> tuple[Tensor, State]:

@@ -15,11 +15,13 @@ from holdfast.engine.client_stack import joined_table
 from holdfast.engine.workers import Pool, can_fork, usable_cores
 from holdfast.experiment.config import parse_memory
 from holdfast.experiment.loop import Experiment
-from holdfast.local.plan import bytes_per_row, on_threads
+from holdfast.local.plan import Where, bytes_per_row, on_threads
 from holdfast.local.plan_choice import Forecast, choose
 
 _ON_CPU = 2 * 10**9  # bytes for a stack by default
 _SHARE = 0.8  # of what is free on a GPU
+_BESIDE = 0.75  # of that, where the servers compute on it too
+_REPLIES = 8  # what all clients of a round send may take one part in so many of a GPU
 _CLEARLY = 0.9  # share of the time that more threads, or worker processes, may take to be chosen
 _LONG = 4.0  # seconds of training from which workers are worth a trial
 _BLOCK = 1 << 22  # bytes that are sent to a worker and back to see how long that takes
@@ -41,11 +43,24 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def memory_bound(text: str, device: torch.device) -> int:
+def memory_bound(text: str, device: torch.device, server: Where = "host") -> int:
     """Bytes for a stack of training clients."""
     if text != "auto":
         return parse_memory(text)
-    return int(torch.cuda.mem_get_info(device)[0] * _SHARE) if device.type == "cuda" else _ON_CPU
+    if device.type != "cuda":
+        return _ON_CPU
+    return int(torch.cuda.mem_get_info(device)[0] * _SHARE * (1.0 if server == "host" else _BESIDE))
+
+
+def where_servers_compute(experiments: list[Experiment], device: torch.device) -> Where:
+    """On the device that trains if what all clients of a round send fits there beside their training. It
+    depends on the size of the device and not on what is free, since bits depend on it."""
+    asked = experiments[0].config.engine.server
+    if device.type == "cpu" or asked != "auto":
+        return "device" if device.type != "cpu" and asked == "device" else "host"
+    sent = sum(_cohort_size(e) * e.initial.numel() * e.initial.element_size() for e in experiments)
+    fits = sent * _REPLIES <= torch.cuda.get_device_properties(device).total_memory
+    return "device" if fits else "host"
 
 
 @dataclass(frozen=True)
@@ -126,7 +141,8 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
     alike: dict[str, list[Experiment]] = {}
     for experiment in experiments:
         alike.setdefault(experiment.run_context.plan_key, []).append(experiment)
-    memory = _memory(alike, device)
+    server = where_servers_compute(experiments, device)
+    memory = _memory(alike, device, server)
     out: dict[str, Forecast] = {}
     for name, members in alike.items():
         first = members[0]
@@ -146,7 +162,8 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
             sum(client_steps(e) for e in members),
             groups,
         )
-        out[name] = tried() if workers == 1 else _shared(tried, workers, first)
+        found = tried() if workers == 1 else _shared(tried, workers, first)
+        out[name] = replace(found, plan=replace(found.plan, server=server))
     return out
 
 
@@ -159,10 +176,12 @@ def _groups(experiments: list[Experiment]) -> tuple[int, ...]:
     return tuple(groups.values())
 
 
-def _memory(alike: dict[str, list[Experiment]], device: torch.device) -> dict[str, int]:
+def _memory(alike: dict[str, list[Experiment]], device: torch.device, server: Where) -> dict[str, int]:
     """Bytes for each network's stacks. On a CPU they come and go; on a GPU programs keep theirs to the end,
     so each network has its share of the whole, by what its stacks would take."""
-    bounds = {name: memory_bound(members[0].config.engine.memory, device) for name, members in alike.items()}
+    bounds = {
+        name: memory_bound(members[0].config.engine.memory, device, server) for name, members in alike.items()
+    }
     if device.type == "cpu":
         return bounds
     wanted = {name: _row(members[0]) * sum(_groups(members)) for name, members in alike.items()}

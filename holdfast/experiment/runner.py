@@ -91,6 +91,11 @@ def _host_threads(device: torch.device, threads: int, experiments: int) -> int:
     return usable_cores() if device.type == "cuda" and threads == 1 and experiments > 1 else 1
 
 
+def home_of(plan: Plan, device: torch.device) -> torch.device:
+    """Where what clients send is kept, and where servers compute."""
+    return device if plan.server == "device" else torch.device("cpu")
+
+
 def run_together(
     experiments: list[Experiment],
     terms: RunTerms,
@@ -115,7 +120,8 @@ def run_together(
             {e.run_context.plan_key: plan for e, plan in zip(experiments, terms.plans, strict=True)}, device
         )
         watch.planned(experiments)
-        for experiment in experiments:
+        for experiment, plan in zip(experiments, terms.plans, strict=True):
             experiment.network.module.to(device)
+            experiment.run_context.home = home_of(plan, device)
         drive(engine, drivers, lambda driver: watch.moved(by_context[id(driver.run_context)]), note)
     return drivers
