@@ -60,6 +60,7 @@ from holdfast.core.memory import physical_memory
 from holdfast.core.reading import digest_of_file, is_number, is_whole, read_json, read_whole
 from holdfast.core.types import State
 from holdfast.storage.client_state import RowStore
+from holdfast.storage.host_copy import HostCopy
 
 _FOLDERS = ("state", "rows", "parts")
 _MANY = 8  # runs in one commit from which one flush of the file system is cheaper than one of each file
@@ -146,7 +147,9 @@ class Store:
         return PreparedRound(self, round, rows, content, written, last)
 
     def write(self, ready: PreparedRound) -> None:
-        """Write the files of a round, not yet its head."""
+        """Write the files of a round, not yet its head. What names rows comes after them."""
+        if ready.rows is not None:
+            ready.rows.write()
         for file, content in ready.content.items():
             path = self.path / file
             replace_file(path, content if isinstance(content, bytes) else _pack(content, ready.copied))
@@ -358,9 +361,12 @@ class PreparedRound:
         return sum(value.nbytes for tensors in files for value in tensors.values())
 
     def copy(self) -> PreparedRound:
-        """The same with copies of its tensors in the memory of the host, which no later round changes."""
+        """The same with copies of its tensors in the memory of the host, which no later round changes. Copies
+        of private rows, if there are any, are complete too."""
+        if self.rows is not None:
+            self.rows.wait_for_copies()
         content = {
-            file: value if isinstance(value, bytes) else {name: _copied(x) for name, x in value.items()}
+            file: value if isinstance(value, bytes) else HostCopy(value).wait()
             for file, value in self.content.items()
         }
         return replace(self, content=content, copied=True)
@@ -416,14 +422,10 @@ def _checked(tensors: Mapping[str, Tensor]) -> State:
     return tensors
 
 
-def _copied(value: Tensor) -> Tensor:
-    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
-
-
 def _pack(tensors: Mapping[str, Tensor], copied: bool = False) -> bytes:
     # a copy each: safetensors refuses tensors that share memory, and two names for one tensor is no mistake
     # of a method
-    return save(dict(tensors) if copied else {name: _copied(value) for name, value in tensors.items()})
+    return save(dict(tensors) if copied else HostCopy(tensors).wait())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -35,9 +35,9 @@ class WriteBehind:
         """Begin to commit these rounds; `each` copies them. Nothing is begun, and False returned, where their
         copies would be too large, or where a run begins: that exists on the disk before it trains."""
         assert self._commit is None, "at most one commit is on its way"
-        if any(one.round == 0 for one in ready) or sum(one.size() for one in ready) > _most():
+        if any(one.round == 0 for one in ready) or sum(one.size() for one in ready) > most_behind():
             return False
-        copies = each(PreparedRound.copy, ready)
+        copies = each(PreparedRound.copy, ready)  # complete: the other thread makes no call to a GPU
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-commit")
         self._ready, self._commit = copies, self._thread.submit(write_all, copies)
@@ -71,7 +71,8 @@ class WriteBehind:
             wait([self._commit])
 
 
-def _most() -> int:
+def most_behind() -> int:
+    """Bytes of the host's memory that the copies of one round may have; of its private rows as many more."""
     return physical_memory() // _SHARE
 
 
