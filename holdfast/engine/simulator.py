@@ -5,7 +5,8 @@ An exchange goes through these stages, in this order:
     group      calls of experiments that share a group key become one cohort
     split      the cohort is cut into chunks that fit the memory bound
     execute    the clients of a chunk perform their task as one stack, here or in a worker process
-    scatter    what the clients send goes back to the call that asked; their private rows go to the disk
+    scatter    what the clients send goes back to the call that asked; their private rows go to the disk, on a
+               GPU also to its memory
     protect    honest clients clip and noise what they send, where [privacy] asks for it
     attack     malicious clients change what they send
     screen     replies that break the schema of their task are refused
@@ -17,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ from holdfast.core.together import Computation, in_lockstep
 from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
 from holdfast.engine.client_stack import PASSES, ClientStack, TaskResult
 from holdfast.engine.client_task import EVALUATE, schema_of
-from holdfast.engine.host_threads import each, on_host
+from holdfast.engine.device_rows import DeviceRows, read_rows
+from holdfast.engine.host_threads import each
 from holdfast.engine.replies import Replies
 from holdfast.engine.run_context import Call
 from holdfast.engine.worker_dispatch import WorkerDispatch
@@ -39,7 +40,6 @@ from holdfast.engine.workers import can_fork
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget
 from holdfast.privacy.protection import keyed_normal, updates
-from holdfast.storage.client_state import RowStore
 
 __all__ = ["Call", "Simulator"]
 _PORTIONS = 4  # for each worker, on plan `loop`
@@ -72,16 +72,23 @@ class Simulator:
     plans: Mapping[str, Plan]
     """How stacks are trained, by the experiments' plan keys."""
     device: torch.device = torch.device("cpu")
+    writes_behind: ClassVar[bool] = True
+    """A round is written while the next one trains: no client of a simulation has to know that it counts."""
     clients: ClientStack = field(init=False)
+    _rows: DeviceRows | None = field(init=False, default=None)
+    """What keeps private rows between rounds, where that is not the disk alone."""
     _dispatch: WorkerDispatch | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.clients = ClientStack(self.plans, self.device)
+        if self.device.type != "cpu":
+            self._rows = DeviceRows(self.device)
 
     def close(self) -> None:
         """End the workers, if there are any, and give back what programs hold on a GPU."""
         if self._dispatch is not None:
             self._dispatch.close()
+        self._rows = None
         if self.device.type == "cuda":
             forget()
 
@@ -103,7 +110,7 @@ class Simulator:
         chunks = self._split(calls)
         with closing(self._execute(chunks)) as results:
             for chunk, (state, sent) in zip(chunks, results, strict=True):
-                self._scatter(chunk, None if state is None else on_host(state), replies.take(sent), replies)
+                self._scatter(chunk, state, replies.take(sent), replies)
                 if len(chunks) > 1:
                     state, sent = None, {}
                     if self.device.type == "cpu":
@@ -158,23 +165,27 @@ class Simulator:
             for result in self._dispatch.carry_out(stacks, workers):
                 done += 1
                 yield result
+        read = private_rows if self._rows is None else self._rows.read
         for stack in stacks[done:]:
-            yield self.clients.perform(stack, *private_rows(stack, pinned=self.device.type == "cuda"))
+            yield self.clients.perform(stack, *read(stack))
 
     def _scatter(
         self, chunk: Chunk, state: State | None, sent: Mapping[str, Tensor], replies: Replies
     ) -> None:
-        """Copy what a chunk's clients send into the replies to their calls, and stage their private rows on
-        disk. A call has at most one part in a chunk, so parts can be handled at the same time."""
+        """Copy what a chunk's clients send into the replies to their calls, and stage their private rows. A
+        call has at most one part in a chunk, so parts can be handled at the same time."""
 
         def scatter_part(part: Part) -> None:
             for name, value in sent.items():
                 replies.put(name, part.place, part.clients, value[part.rows])
-            if state is not None:
+            if state is not None and self._rows is None:
                 rows = {name: value[part.rows] for name, value in state.items()}
                 part.call.run_context.rows.stage(part.call.exchange.to, rows)
 
         each(scatter_part, chunk)
+        if state is not None and self._rows is not None:
+            pieces = [(part.call.run_context.rows, part.call.exchange.to, part.rows) for part in chunk]
+            self._rows.stage(pieces, state)
 
     def _protect(self, call: Call, schema: Schema, reply: dict[str, Tensor]) -> None:
         """Protect the reply of each honest client, in place, as its node would in a federation; only that the
@@ -253,23 +264,15 @@ class Simulator:
         return -(-total // (turns * plan.workers))
 
 
-def private_rows(calls: list[Call], pinned: bool = False) -> tuple[Tensor, State]:
-    """Which of these clients have private rows on disk, and those rows; for a GPU in page-locked memory."""
+def private_rows(calls: list[Call]) -> tuple[Tensor, State]:
+    """Which of these clients have private rows on disk, and those rows."""
     known = [call.run_context.rows.present(call.exchange.to) for call in calls]
     asked = [
         (call.run_context.rows, call.exchange.to[there])
         for call, there in zip(calls, known, strict=True)
         if bool(there.any())
     ]
-    ends = list(accumulate(len(ids) for _, ids in asked))
-    whole = asked[0][0].room(ends[-1], pinned) if asked else {}
-
-    def read(piece: tuple[RowStore, Tensor, int]) -> None:
-        rows, ids, end = piece
-        rows.read(ids, {name: value[end - len(ids) : end] for name, value in whole.items()})
-
-    each(read, [(rows, ids, end) for (rows, ids), end in zip(asked, ends, strict=True)])
-    return torch.cat(known), whole
+    return torch.cat(known), read_rows(asked, torch.device("cpu"))
 
 
 def without_unused_models(exchange: Exchange) -> Exchange:

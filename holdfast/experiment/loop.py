@@ -99,9 +99,9 @@ class Experiment:
 
     @property
     def committed(self) -> int:
-        """The last round on disk: the one before the round that is under way; -1 where even the start is not
-        on disk."""
-        return self.run_context.round - (self.finished is None)
+        """The last round that is known to be on disk: the one before the round that is under way, or the one
+        before that while it is being written; -1 where even the start is not on disk."""
+        return self.store.committed
 
     def steps(self) -> Generator[Exchange | Computation | PreparedRound, Any, dict[str, Any]]:
         """Run the experiment from its last committed round to its end. A finished run only returns its result

@@ -31,6 +31,7 @@ def restore(experiment: Experiment) -> tuple[State, PreparedRound | None]:
     if head is None:
         return _begin(experiment)
     run_context.round, saved = head
+    experiment.store.committed = run_context.round
     try:
         experiment.participation.restore(saved)
         experiment.privacy.restore(saved)
@@ -90,7 +91,7 @@ def prepare_round(
     figures: metrics.Figures,
     arrays: Mapping[str, Tensor],
 ) -> PreparedRound:
-    """Write all of a round. It counts only once the caller commits it."""
+    """Collect all of a round. It is written, and counts, only once the caller commits it."""
     meter, round, adversary = experiment.meter, experiment.run_context.round, experiment.adversary
     benign = adversary.benign(verdict.ids, round)
     figures = figures | experiment.method.round_figures(verdict, experiment.federation.facts, benign)
@@ -128,7 +129,8 @@ def _prepare(
 ) -> PreparedRound:
     saved = {f"server/{k}": v for k, v in state.items()} | experiment.participation.state()
     saved |= experiment.privacy.state() | _where(state)
-    return experiment.store.prepare(part["round"], saved, part, arrays, experiment.run_context.rows)
+    last = part["round"] >= experiment.rounds
+    return experiment.store.prepare(part["round"], saved, part, arrays, experiment.run_context.rows, last)
 
 
 def write_result(experiment: Experiment) -> dict[str, Any]:
