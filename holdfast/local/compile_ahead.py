@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import torch
 
 from holdfast.core.device import Precision, deterministic_math
+from holdfast.core.own_python import command, variables
 from holdfast.local.compiled_code import Operations, Traced, being_compiled, is_known, remember, use_cache
 
 _log = logging.getLogger("holdfast.local")
 _LONGEST = 240.0  # seconds that a process may take; more than ten times what FedCAP's networks need
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
-_CODE = "from holdfast.local.compile_ahead import compile_one; compile_one()"
 
 
 Job = tuple[Traced, torch.device, Precision]
@@ -54,15 +54,14 @@ def _in_a_process(
     done: threading.Event,
     threads: int,
 ) -> None:
-    variables = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
     try:
         with turns:
             subprocess.run(
-                [sys.executable, "-c", _CODE],
+                command(__name__, "compile_one"),
                 input=pickle.dumps(job),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env={**os.environ, **variables, _THREADS: str(threads)},
+                env=variables() | {_THREADS: str(threads)},
                 timeout=_LONGEST,
                 check=True,
             )
