@@ -133,12 +133,11 @@ def added(state: State, x: Tensor, ids: Tensor) -> tuple[State, Tensor]:
 def remember_together(states: Sequence[State], x: Tensor, ids: Tensor) -> tuple[list[State], Tensor]:
     """The same for several experiments, [c, n, d]. Where everyone took part in every round so far, their
     memories stay one tensor."""
-    if all(
-        "ids" in state and torch.equal(state["ids"].to(ids.device), own) for state, own in zip(states, ids)
-    ):
+    before = [state.get("ids", own[:0]).to(own.device) for state, own in zip(states, ids, strict=True)]
+    if all(torch.equal(known, own) for known, own in zip(before, ids, strict=True)):
         history = x + vectors([state["history"] for state in states], x)
-        return [{"ids": own, "history": mine} for own, mine in zip(ids.clone(), history)], cosines(history)
+        kept = zip(ids.clone(), history, strict=True)
+        return [{"ids": own, "history": rows} for own, rows in kept], cosines(history)
     found = [added(*of) for of in zip(states, x, ids, strict=True)]
-    return [state for state, _ in found], cosines(
-        torch.stack([state["history"][mine] for state, mine in found])
-    )
+    rows = torch.stack([state["history"][mine] for state, mine in found])
+    return [state for state, _ in found], cosines(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -35,6 +35,14 @@ class Poisoned:
     honest: Samples  # kept so that its id, by which this is found, stays its own
     federation: Federation
     triggered: ClientRows | None = None
+
+
+class Acting(NamedTuple):
+    """Attackers that act together, on rows of updates or on their means of one class."""
+
+    situation: Situation
+    means: str = ""
+    vote: Vote | None = None
 
 
 _POISONED: WeakValueDictionary[str, Poisoned] = WeakValueDictionary()
@@ -207,27 +215,18 @@ class Adversary:
             return up
         fields: dict[str, Tensor] = {}
         if self.attack.tasks is None or task in self.attack.tasks:
-            on_rows, on_means = self._situations(task, schema, up, mine, key, round, sent)
-            situations = [*on_rows, *(situation for _, _, situation in on_means)]
-            found: list[Said] = (yield NewRows(self.attack, up, situations)) if situations else []
+            acting = self._acting(task, schema, up, mine, key, round, sent)
+            request = NewRows(self.attack, up, [act.situation for act in acting])
+            found: list[Said] = (yield request) if acting else []
             if sent is None or not sent.discard_state:  # requests of an evaluation are not recorded
                 self._notes += [note for said in found for note in said.notes]
-            changes: dict[str, list[tuple[Tensor, Tensor]]] = {}
-            for situation, said in zip(on_rows, found, strict=False):
-                for name, value in said.rows.items():
-                    self._check_field(task, schema, name)
-                    changes.setdefault(name, []).append((situation.rows, value))
-            for name, rows in changes.items():
-                fields[name] = yield Written(up[name], rows, in_place)
-            for (name, vote, situation), said in zip(on_means, found[len(on_rows) :], strict=True):
-                if name not in fields:
-                    fields[name] = up[name] if in_place else up[name].clone()
-                if "update" in said.rows:
-                    vote.write(fields[name], situation.rows, said.rows["update"])
+            for (name, shape), changes in self._changes(acting, found, up, task, schema).items():
+                written = yield Written(up[name].reshape(shape), changes, in_place)
+                fields[name] = written.reshape(up[name].shape)
         self._tell_lies(schema, up, mine, key, fields, in_place)
         return replace(up, fields={**up.fields, **fields}) if fields else up
 
-    def _situations(
+    def _acting(
         self,
         task: str,
         schema: Schema,
@@ -236,26 +235,42 @@ class Adversary:
         key: Key,
         round: int,
         sent: Exchange | None,
-    ) -> tuple[list[Situation], list[tuple[str, Vote, Situation]]]:
+    ) -> list[Acting]:
         """Who acts together on rows of updates, and on class means: class by class, among those who hold it.
         The models they were sent are not given with those, since a class mean cannot be compared with
         them."""
         attack = self.attack
         assert attack is not None
-        on_rows = [
-            Situation(attack, task, schema, up, rows, key, sent)
+        acting = [
+            Acting(Situation(attack, task, schema, up, rows, key, sent))
             for rows in (self._at_once(mine) if attack.targets(schema) else ())
         ]
         unsent = sent and replace(sent, pick=sent.pick[:, :0])
-        on_means = []
         for name in attack.features_in(schema):
             for vote in votes(name, schema, up):
                 luck = key.fold(name).fold(vote.place or 0)
                 holders = torch.isin(vote.up.ids, self.at(round)).nonzero().flatten()
                 for rows in self._at_once(holders) if len(holders) else ():
                     situation = Situation(attack, task, vote.schema, vote.up, rows, luck, unsent)
-                    on_means.append((name, vote, situation))
-        return on_rows, on_means
+                    acting.append(Acting(situation, name, vote))
+        return acting
+
+    def _changes(
+        self, acting: Sequence[Acting], found: Sequence[Said], up: Uplink, task: str, schema: Schema
+    ) -> dict[tuple[str, tuple[int, ...]], list[tuple[Tensor, Tensor]]]:
+        """By field, and by the shape in which its rows are counted: positions, and what stands there now."""
+        changes: dict[tuple[str, tuple[int, ...]], list[tuple[Tensor, Tensor]]] = {}
+        for (situation, means, vote), said in zip(acting, found, strict=True):
+            if vote is None:
+                for name, value in said.rows.items():
+                    self._check_field(task, schema, name)
+                    changes.setdefault((name, tuple(up[name].shape)), []).append((situation.rows, value))
+            elif "update" in said.rows:
+                width = situation.up["update"].shape[1]
+                places = vote.positions(situation.rows, up[means][0].numel() // width)
+                value = said.rows["update"].reshape(-1, width)
+                changes.setdefault((means, (-1, width)), []).append((places, value))
+        return changes
 
     def _tell_lies(
         self, schema: Schema, up: Uplink, mine: Tensor, key: Key, fields: dict[str, Tensor], in_place: bool

@@ -29,12 +29,10 @@ class Vote(NamedTuple):
     def schema(self) -> Schema:
         return {"update": Field("update", tuple(self.up["update"].shape[1:]))}
 
-    def write(self, said: Tensor, mine: Tensor, value: Tensor) -> None:
-        """Put what the holders in `mine` send instead into the field; a single row is sent by all of them."""
-        rows = to_device(self.rows[mine], said.device)
-        target = said[rows] if self.place is None else said[rows, self.place]
-        value = value.to(said).expand(len(rows), -1).reshape(target.shape)
-        said[rows if self.place is None else (rows, self.place)] = value
+    def positions(self, mine: Tensor, classes: int) -> Tensor:
+        """Where the means of the holders in `mine` stand among all means of all clients, client by client."""
+        rows = self.rows[mine]
+        return rows if self.place is None else rows * classes + self.place
 
 
 def votes(name: str, schema: Schema, up: Uplink) -> Iterator[Vote]:

@@ -59,8 +59,14 @@ class Situation:
         """Situations for which this is equal can be looked at as one stack."""
         fields = [(name, self.up[name]) for name in self.attack.targets(self.schema)]
         seen = [(name, tuple(value.shape), value.dtype, value.device) for name, value in fields]
-        schema = tuple((name, repr(field)) for name, field in self.schema.items())
-        return self.task, schema, tuple(seen), len(self.rows), self.cohort, self.sent is None
+        return (
+            self.task,
+            tuple(self.schema.items()),
+            tuple(seen),
+            len(self.rows),
+            self.cohort,
+            self.sent is None,
+        )
 
     @property
     def numbers(self) -> int:
@@ -134,7 +140,7 @@ class Views:
         flat = rows.flatten(2)
         if not flat.numel():
             return rows
-        finite = (torch.isfinite(flat.amin(2)) & torch.isfinite(flat.amax(2))).cpu()
+        finite = torch.stack(torch.aminmax(flat, dim=2)).isfinite().all(0).cpu()
         finite |= ~finite.any(1, keepdim=True)  # where no row is finite, all are taken
         counts = finite.sum(1).tolist()
         if min(counts) < max(counts):

@@ -122,7 +122,9 @@ def _extremes(rows: Tensor) -> tuple[Tensor, ...]:
 
 def _of_rows(found: Callable[[Tensor], tuple[Tensor, ...]], parts: Sequence[Tensor]) -> list[Tensor]:
     """A number for each row of all parts, one call for all where they lie in one memory."""
-    shared = one_memory(parts) if len(parts) > 1 and len(parts[0]) else None
+    if len(parts) == 1:
+        return list(found(parts[0]))
+    shared = one_memory(parts) if len(parts[0]) else None
     if shared is None or len(shared[0]) > 2 * len(parts) * len(parts[0]):  # mostly of others
         return [torch.cat(of_all) for of_all in zip(*map(found, parts), strict=True)]
     rows, starts = shared

@@ -24,7 +24,8 @@ from holdfast.data.cache import New, cached
 from holdfast.data.columns import kind_of, numbers
 from holdfast.data.federation import Federation
 from holdfast.data.hashed_words import WordHasher
-from holdfast.data.images import COLUMNS, ImageFormat, decode_images
+from holdfast.data.decode_image import ImageFormat
+from holdfast.data.images import COLUMNS, decode_images
 from holdfast.data.labels import read_labels
 from holdfast.data.layout import EXPECTED, choose_test, find_splits
 from holdfast.data.list_columns import first_shape, read_lists

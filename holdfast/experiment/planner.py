@@ -15,8 +15,9 @@ from holdfast.engine.client_stack import joined_table
 from holdfast.engine.workers import Pool, can_fork, usable_cores
 from holdfast.experiment.config import parse_memory
 from holdfast.experiment.loop import Experiment
+from holdfast.local.device_trials import Trials, all_finished
 from holdfast.local.plan import Where, bytes_per_row, on_threads
-from holdfast.local.plan_choice import Forecast, choose
+from holdfast.local.plan_choice import Forecast, choose, choosing
 
 _ON_CPU = 2 * 10**9  # bytes for a stack by default
 _SHARE = 0.8  # of what is free on a GPU
@@ -143,13 +144,13 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
         alike.setdefault(experiment.run_context.plan_key, []).append(experiment)
     server = where_servers_compute(experiments, device)
     memory = _memory(alike, device, server)
-    out: dict[str, Forecast] = {}
+    shared: dict[str, Forecast] = {}
+    trials: dict[str, Trials[Forecast]] = {}
     for name, members in alike.items():
         first = members[0]
         engine, run_context, groups = first.config.engine, first.run_context, _groups(members)
         data = joined_table([run_context.data(first.participation.clients)], device)
-        tried = partial(
-            choose,
+        given = (
             engine.plan,
             run_context.network,
             run_context.initial,
@@ -162,9 +163,12 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
             sum(client_steps(e) for e in members),
             groups,
         )
-        found = tried() if workers == 1 else _shared(tried, workers, first)
-        out[name] = replace(found, plan=replace(found.plan, server=server))
-    return out
+        if workers == 1:
+            trials[name] = choosing(*given)
+        else:
+            shared[name] = _shared(partial(choose, *given), workers, first)
+    found = all_finished(trials) if workers == 1 else shared
+    return {name: replace(one, plan=replace(one.plan, server=server)) for name, one in found.items()}
 
 
 def _groups(experiments: list[Experiment]) -> tuple[int, ...]:
@@ -239,7 +243,8 @@ def sentence(forecast: Forecast, experiments: list[Experiment], threads: int, co
         f"expect about {max(seconds, 0.1):.1f} s of training and {max(forecast.memory // 10**6, 1)} MB for a"
         " stack"
     )
-    chosen = f"plan {plan.name}, {where} (per client step: {measured})"
+    source = f"; {forecast.source}" if forecast.source else ""
+    chosen = f"plan {plan.name}, {where} (per client step: {measured}{source})"
     return f"{chosen}; {expect}" if cost else chosen
 
 

@@ -88,18 +88,9 @@ def _fitted(
     step: Step | None,
     state: State | None,
 ) -> Fitted:
-    rows, clients, count = model.shape[0], len(data.count), data.count.cpu().numpy()
-    order = schedule(
-        key,
-        count,
-        recipe.batch_size,
-        _host(recipe.epochs, clients),
-        None if recipe.steps is None else _host(recipe.steps, clients),
-        recipe.shuffle,
-        recipe.drop_last,
-    )
-    aux = with_privacy(aux, recipe, key, model, step is not None)
-    stack = Stack.of(network, model, samples, data, key, recipe, order, pull, trainable, aux, step, state)
+    rows, clients = model.shape[0], len(data.count)
+    stack = stack_of(network, model, samples, data, key, recipe, pull, trainable, aux, step, state)
+    order = stack.order
     # rows with the most steps come first: then the rows still training are always the first ones, and the
     # rows of a chunk finish at about the same step
     ranking = np.argsort(-order.steps[np.arange(rows) % clients], kind="stable")
@@ -113,6 +104,34 @@ def _fitted(
             after[name][where] = value
     steps = torch.from_numpy(order.steps).repeat(rows // clients)
     return Fitted(out, losses / to_device(steps, losses.device).clamp(min=1), steps, after)
+
+
+def stack_of(
+    network: Network,
+    model: Tensor,
+    samples: Samples,
+    data: Padded,
+    key: Key,
+    recipe: Recipe,
+    pull: tuple[Tensor, PerRow] | None = None,
+    trainable: Tensor | None = None,
+    aux: Mapping[str, Tensor] | None = None,
+    step: Step | None = None,
+    state: State | None = None,
+) -> Stack:
+    """What `fit` trains, with the order of its batches."""
+    clients = len(data.count)
+    order = schedule(
+        key,
+        data.count.cpu().numpy(),
+        recipe.batch_size,
+        _host(recipe.epochs, clients),
+        None if recipe.steps is None else _host(recipe.steps, clients),
+        recipe.shuffle,
+        recipe.drop_last,
+    )
+    aux = with_privacy(aux, recipe, key, model, step is not None)
+    return Stack.of(network, model, samples, data, key, recipe, order, pull, trainable, aux, step, state)
 
 
 Trained = tuple[Tensor, Tensor, State]

@@ -16,9 +16,14 @@ from holdfast.core.error_origin import in_brackets
 from holdfast.core.errors import HoldfastError, RunError
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
-from holdfast.local.fit import Recipe, fit
+from holdfast.local.compile_ahead import compile_ahead
+from holdfast.local.compiled_code import Traced
+from holdfast.local.device_trials import Trials, finished, jobs, measured
+from holdfast.local.fit import Recipe, fit, stack_of
+from holdfast.local.measured_plans import Measured
+from holdfast.local.per_client import training
 from holdfast.local.plan import REPLAYED, Plan, PlanName, bounded, bytes_per_row
-from holdfast.local.programs import forget, refusals
+from holdfast.local.programs import forget, traced
 from holdfast.local.stack_sizes import cut, worthwhile
 from holdfast.models.network import Network
 
@@ -28,8 +33,6 @@ _TURNS = (3, 12)  # fewest and most turns of each plan, while all trials togethe
 # seconds that one trial of a plan should take; its number of rows is chosen for that
 _LOOP, _STACK = 0.03, 0.3
 _SLOW = 0.1  # a step that takes more seconds than this is slow
-_DEVICE_STEPS = (2, 22)  # on a GPU, a short and a long trial; the difference of their times is used
-_WORTH_COMPILING = 40.0  # seconds of captured training; compiling halves them and itself takes 10 to 20
 # vmap is chosen only below this share of the loop's time; otherwise loop, the simpler plan that a real client
 # runs too
 _CLEARLY = 0.95
@@ -43,6 +46,8 @@ class Forecast:
     plan: Plan
     measured: dict[str, float]
     memory: int
+    source: str = ""
+    """Where the times come from, if not from a trial of this start."""
 
     def seconds(self, client_steps: float) -> float | None:
         micro = self.measured.get(self.plan.name)
@@ -67,6 +72,37 @@ def choose(
     `asked` is a plan's name or auto; `rows` is the largest number of models trained at once, `sizes` the
     number in each group of experiments, `client_steps` the number of steps in the whole run. Auto takes the
     faster plan, and a plan that must be compiled only where the run is long enough."""
+    return finished(
+        choosing(
+            asked,
+            network,
+            initial,
+            samples,
+            data,
+            recipe,
+            rows,
+            memory,
+            precision,
+            client_steps,
+            sizes,
+        )
+    )
+
+
+def choosing(
+    asked: str,
+    network: Network,
+    initial: Tensor,
+    samples: Samples,
+    data: Padded,
+    recipe: Recipe,
+    rows: int,
+    memory: int,
+    precision: Precision = "fp32",
+    client_steps: float = 0.0,
+    sizes: Sequence[int] = (),
+) -> Trials[Forecast]:
+    """The same, for one of several networks."""
     device = data.rows.device
     sample = samples.blank(network.dtype)
     network.module.to(device)
@@ -82,13 +118,13 @@ def choose(
     if int(data.count.max()) == 0:
         return Forecast(plans[names[0]], {}, 0)
     trial = _Trial(network, initial, samples, data, recipe)
-    with deterministic_math(device, precision):
-        candidates = {name: plans[name] for name in names}
-        times = (
-            _compare(candidates, trial, rows)
-            if device.type == "cpu"
-            else _compare_on_device(candidates, trial, rows, client_steps)
-        )
+    candidates = {name: plans[name] for name in names}
+    if device.type == "cpu":
+        with deterministic_math(device, precision):
+            found = Measured(_compare(candidates, trial, rows))
+    else:
+        found = yield from measured(candidates, trial, rows, client_steps, groups, device, network.signature)
+    times = dict(found.times)
     best = min(times, key=lambda name: times[name])
     if device.type == "cuda" and len(names) > 1:  # the plans that were not chosen hold memory too
         forget(network.signature, but=best)
@@ -97,17 +133,20 @@ def choose(
     plan = replace(plans[best], microseconds=round(times[best], 2))
     if plan.sizes:
         at_once = [min(group, plan.rows) for group in groups]
+        asked_for = plan.sizes
         plan = replace(
             plan,
             sizes=worthwhile(
                 at_once, _steps(data, recipe), times[best], client_steps, memory // max(per_row, 1)
             ),
         )
+        if device.type == "cuda" and plan.name == "compiled-vmap":  # while the others are at work
+            compile_ahead(jobs(trial, plan, device, but=asked_for), here=0)
     held = min(rows, plan.rows)
     together = min(held, plan.together) if plan.stacked else 1
     # bytes of a row before or after it is trained: its models and what it sends
     waiting = 6 * initial.numel() * initial.element_size()
-    return Forecast(plan, times, per_row * together + waiting * (held - together))
+    return Forecast(plan, times, per_row * together + waiting * (held - together), found.sentence())
 
 
 def _plan(
@@ -141,20 +180,8 @@ class _Trial:
 
     def seconds(self, plan: Plan, rows: int, steps: int = _STEPS) -> float:
         """Measure the seconds of one client's step."""
-        data = self.data
-        busiest = data.count.argsort(descending=True)[torch.arange(rows) % int((data.count > 0).sum())].cpu()
-        where = busiest.to(data.rows.device)
-        stack = Padded(data.rows[where], data.labels[where], data.count[busiest])
-        model, key = self.initial.to(data.rows.device).expand(rows, -1), Key(0).fold(torch.arange(rows))
-        trial = replace(
-            self.recipe,
-            steps=steps,
-            lr=1e-6,
-            momentum=0.0,
-            weight_decay=0.0,
-            drop_last=False,
-            schedule=None,
-        )
+        stack, model, key = self._rows(rows)
+        trial = self._short(plan, steps)
         started = time.perf_counter()
         try:
             fit(self.network, model, self.samples, stack, key, trial, plan)
@@ -172,6 +199,37 @@ class _Trial:
         if model.is_cuda:
             torch.cuda.synchronize(model.device)
         return (time.perf_counter() - started) / (rows * steps)
+
+    def traced(self, plan: Plan, rows: int) -> Traced | None:
+        """The step of a program of so many rows, where it can be traced."""
+        data, model, key = self._rows(rows)
+        with training():
+            stack = stack_of(self.network, model, self.samples, data, key, self._short(plan, 1))
+            return traced(stack, rows, plan)
+
+    def _rows(self, rows: int) -> tuple[Padded, Tensor, Key]:
+        """The data, the models and the keys of so many clients."""
+        data = self.data
+        busiest = data.count.argsort(descending=True)[torch.arange(rows) % int((data.count > 0).sum())].cpu()
+        where = busiest.to(data.rows.device)
+        stack = Padded(data.rows[where], data.labels[where], data.count[busiest])
+        model = self.initial.to(data.rows.device).expand(rows, -1)
+        return stack, model, Key(0).fold(torch.arange(rows))
+
+    def _short(self, plan: Plan, steps: int) -> Recipe:
+        """The recipe for so many steps, which change next to nothing. A program is made as the run will need
+        it: one without a momentum, say, would be of no use there."""
+        if plan.name in REPLAYED:
+            return replace(self.recipe, steps=steps, lr=1e-6)
+        return replace(
+            self.recipe,
+            steps=steps,
+            lr=1e-6,
+            momentum=0.0,
+            weight_decay=0.0,
+            drop_last=False,
+            schedule=None,
+        )
 
 
 def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, float]:
@@ -210,37 +268,6 @@ def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, floa
             found["loop"] = [trial.seconds(Plan("loop"), 1)]
         return {"loop": min(found["loop"]) * 1e6}
     return {name: min(seconds) * 1e6 for name, seconds in found.items()}
-
-
-def _compare_on_device(
-    plans: dict[str, Plan], trial: _Trial, rows: int, client_steps: float
-) -> dict[str, float]:
-    """Measure the same on a GPU: the time of a captured step, without the time of loading rows.
-
-    Compiling takes about 15 seconds, so it is tried last, and only where the run is long and stacking is
-    faster."""
-    times: dict[str, float] = {}
-    for name, plan in plans.items():
-        best = min(times, key=lambda known: times[known], default=None)
-        pays = best == "captured-vmap" and times[best] * client_steps > _WORTH_COMPILING
-        if name == "compiled-vmap" and len(plans) > 1 and not pays:
-            continue
-        before, together = refusals(), min(rows, plan.together) if plan.stacked else 1
-        try:
-            trial.seconds(plan, together, 1)
-            if len(plans) > 1 and refusals() > before:  # the reason is in the log
-                continue
-            short, long = (
-                min(steps * trial.seconds(plan, together, steps) for _ in range(2)) for steps in _DEVICE_STEPS
-            )
-        except RunError:  # for example, vmap does not support LSTM
-            if len(plans) == 1:
-                raise
-            continue
-        times[name] = max(long - short, 1e-9) / (_DEVICE_STEPS[1] - _DEVICE_STEPS[0])
-    if not times:  # no plan can be captured
-        times["loop"] = trial.seconds(replace(next(iter(plans.values())), name="loop"), 1)
-    return {name: seconds * 1e6 for name, seconds in times.items()}
 
 
 def _trial_rows(name: str, plan: Plan, rows: int, step: float) -> int:

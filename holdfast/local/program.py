@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from holdfast.core.device import Precision
 from holdfast.core.keys import Key
 from holdfast.local.augment import Augment
+from holdfast.local.compiled_code import Traced, compiled
 from holdfast.local.function_identity import identity, same
 from holdfast.local.gradients import Stacked, Tensors, apply_step
 from holdfast.local.losses import Batch
@@ -107,7 +108,10 @@ class Structure:
 class Program:
     """A training step with its memory: `load` rows, call `step` for each of their steps, `unload` them."""
 
-    def __init__(self, structure: Structure, stack: Stack):
+    def __init__(self, structure: Structure, stack: Stack, traced: Traced | None = None, ready: bool = True):
+        """`traced` is the step, where it has been traced before; a program that is not made `ready` can only
+        be traced."""
+        self._traced = traced
         self.structure, self.samples, self.rule = structure, stack.samples, stack.recipe.optimizer
         network, loss, step = stack.network, stack.recipe.loss, stack.step
         s, slots = structure, {slot.name: slot for slot in network.layout.slots}
@@ -138,9 +142,13 @@ class Program:
         self._stepper = stacked_gradients(network, loss, s.precision, stack.recipe)
         self._run = apply_step(network, loss, step, s.precision) if step else None
         self.graph: torch.cuda.CUDAGraph | None = None
-        if s.device.type == "cuda":
+        if ready:
+            self._make_ready()
+
+    def _make_ready(self) -> None:
+        if self.structure.device.type == "cuda":
             self._run_once = self._advance()  # kept: the graph reads tensors that the compiled code may own
-            self.graph = _captured(self._run_once, s.device)
+            self.graph = _captured(self._run_once, self.structure.device)
             self.replay: Callable[[], None] = self.graph.replay
         else:
             self.replay = self._advance()
@@ -179,15 +187,18 @@ class Program:
             return _traced(self._step, self.memory)
 
     def _advance(self) -> Callable[[], None]:
-        compiled = self.structure.compiled and self.structure.device.type == "cuda"
+        compiles = self.structure.compiled and self.structure.device.type == "cuda"
         if self.structure.alone:
             gradients = self._gradients_alone
-            if compiled and self._run is None:
-                gradients = _compiled(_traced(gradients, *self._inputs_alone()))
+            if compiles and self._run is None:
+                traced = Traced.of(_traced(gradients, *self._inputs_alone()))
+                gradients = compiled(traced, self.structure.device, self.structure.precision)
             return partial(self._step_alone, gradients)
         step: Callable[[Tensors], Tensors] = self._step
-        if compiled:
-            step = _compiled(self.traced())
+        if compiles:
+            traced = self._traced or Traced.of(self.traced())
+            step = compiled(traced, self.structure.device, self.structure.precision)
+            self._traced = None
 
         def run() -> None:
             fresh = step(self.memory)
@@ -312,17 +323,6 @@ def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
         with torch.cuda.stream(now), torch.cuda.graph(graph):
             run()
     return graph
-
-
-def _compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
-    """Compile without the choices that a compiler makes by timing: they could change the order of sums, and
-    so the bits, from one run to the next."""
-    import torch._inductor.config as settings
-
-    by_stopwatch = ("shape_padding", "dynamic_scale_rblock", "benchmark_fusion")
-    return torch.compile(
-        traced, dynamic=False, options={name: False for name in by_stopwatch if hasattr(settings, name)}
-    )
 
 
 def _traced(function: Callable[..., Any], *inputs: Any) -> torch.fx.GraphModule:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.types import State
+from holdfast.local.compiled_code import Traced, compiling_anew, has_code
 from holdfast.local.function_identity import HoldsTensors
 from holdfast.local.gradients import Tensors, no_luck
 from holdfast.local.plan import Plan
@@ -22,6 +23,8 @@ from holdfast.local.stack import Stack
 _log = logging.getLogger("holdfast.local")
 _MOST = 32  # programs that are kept; each holds its rows' tensors, and all are freed when memory is short
 _programs: OrderedDict[Structure, Program] = OrderedDict()
+_traced: OrderedDict[Structure, Traced] = OrderedDict()
+"""Steps that were traced before a program was asked for."""
 _refused: dict[Structure, str] = {}
 _said: set[str] = set()
 _count = 0
@@ -171,11 +174,32 @@ def _made(structure: Structure, stack: Stack) -> Program:
     Programs run one after the other but do not share scratch memory: with a shared pool (PyTorch 2.11, H200),
     the first training by a compiled bf16 program computed wrong gradients for some rows. The cause is not
     known; `benchmarks/equal_plans.py` shows it."""
+    traced, kept = _traced.pop(structure, None), structure.compiled and has_code()
     try:
-        return Program(structure, stack)
+        return Program(structure, stack, traced)
     except torch.OutOfMemoryError:
         forget()
+        return Program(structure, stack, traced)
+    except Exception:
+        if not kept:
+            raise
+    with compiling_anew():  # the code of an earlier run may be damaged
         return Program(structure, stack)
+
+
+def traced(stack: Stack, size: int, plan: Plan) -> Traced | None:
+    """Trace the step of a program for these rows, which is made later; None where it cannot be traced."""
+    try:
+        structure = Structure.of(stack, size, plan.name, plan.precision)
+        if structure not in _traced:
+            _traced[structure] = Traced.of(Program(structure, stack, ready=False).traced())
+    except HoldfastError:
+        raise
+    except Exception:  # the reason is logged when the program is made
+        return None
+    if len(_traced) > _MOST:
+        _traced.popitem(last=False)
+    return _traced[structure]
 
 
 def _refusal(reason: str) -> CannotReplay:

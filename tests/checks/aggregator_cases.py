@@ -45,7 +45,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "median": [{"variant": "lower"}],
     "trimmed-mean": [{"trim": 0.4}],
     "multi-krum": [{"variant": "authors"}, {"iterative": True}, {"keep": 3}],
-    "rfa": [{"per_layer": True}, {"iterations": 3}, {"tolerance": 0.0}],
+    "rfa": [{"per_layer": True}, {"iterations": 3}, {"tolerance": 1e-8}],
     "norm-bound": [
         {"mode": "drop"},
         {"mode": "drop", "bound": 1e-3},
@@ -88,7 +88,7 @@ def experiments(
             x = (key.hash(n, d) % 3).double()
             x[n // 3] = x[0]
         if place == 3:
-            x = x * 1e-7 + 50
+            x = x * 1e-4 + 50
         w = key.fold("w").uniform(n, dtype=torch.float64) + 0.5
         ids = key.fold("ids").hash(n + 3).argsort()[:n] * 5 + place
         received, root = key.fold("model").normal(d), key.fold("root").normal(d) + 0.3

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq  # noqa: E402
 
 from holdfast.core.errors import DataError  # noqa: E402
 from holdfast.data.columns import Category, numbers  # noqa: E402
-from holdfast.data.images import ImageFormat, _first_look  # noqa: E402
+from holdfast.data.decode_image import ImageFormat  # noqa: E402
+from holdfast.data.images import _first_look  # noqa: E402
 from holdfast.data.labels import read_users  # noqa: E402
 from holdfast.data.list_columns import first_shape, read_lists  # noqa: E402
 from holdfast.data.parquet import ParquetRows, read_labels  # noqa: E402

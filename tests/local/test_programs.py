@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.local import plan_choice, program, programs
+from holdfast.local import device_trials, plan_choice, program, programs
 from holdfast.local.augment import Augment
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.losses import Batch
@@ -256,6 +256,12 @@ def test_bf16_multiplies_in_bfloat16_and_updates_in_float32(plan: Any) -> None:
     assert bool((rough.bfloat16().float() != rough).any())  # parameters are not rounded
 
 
+def measured(plans: dict[str, Plan], trial: Any, client_steps: float, rows: int = 20) -> dict[str, float]:
+    """What trials as on a device measure, here on the CPU."""
+    trials = device_trials.measured(plans, trial, rows, client_steps, (rows,), torch.device("cpu"), "")
+    return dict(device_trials.finished(trials).times)
+
+
 def test_on_a_device_the_best_that_can_be_captured_is_chosen_and_compiling_has_to_pay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -272,16 +278,18 @@ def test_on_a_device_the_best_that_can_be_captured_is_chosen_and_compiling_has_t
         def __init__(self) -> None:
             self.asked: list[str] = []
 
-        def seconds(self, plan: Plan, rows: int, steps: int = 2) -> float:
+        def seconds(self, plan: Plan, rows: int, steps: int) -> float:
             self.asked.append(plan.name)
             return micro[plan.name] * 1e-6
 
+        def traced(self, plan: Plan, rows: int) -> None:
+            return None
+
     plans = {name: Plan(name, sizes=(20,)) for name in ("captured-loop", "captured-vmap", "compiled-vmap")}  # type: ignore[arg-type]
     short, long = Trial(), Trial()
-    assert set(plan_choice._compare_on_device(plans, short, 20, 1000)) == {"captured-loop", "captured-vmap"}  # type: ignore[arg-type]
+    assert set(measured(plans, short, 1000)) == {"captured-loop", "captured-vmap"}
     assert "compiled-vmap" not in short.asked
-    times = plan_choice._compare_on_device(plans, long, 20, 1e7)  # type: ignore[arg-type]
-    assert times == pytest.approx({name: micro[name] for name in plans})
+    assert measured(plans, long, 1e7) == pytest.approx({name: micro[name] for name in plans})
 
 
 def test_a_model_that_cannot_be_stacked_is_trained_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,4 +310,4 @@ def test_a_model_that_cannot_be_stacked_is_trained_one_by_one(monkeypatch: pytes
         name: Plan(name, sizes=(2,) if "vmap" in name else ())
         for name in ("captured-loop", "captured-vmap", "compiled-vmap")
     }  # type: ignore[arg-type]
-    assert list(plan_choice._compare_on_device(plans, trial, 2, 1e9)) == ["captured-loop"]
+    assert list(measured(plans, trial, 1e9, rows=2)) == ["captured-loop"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from holdfast.core.registry import register, setting
-from holdfast.data.images import COLUMNS, ImageFormat
+from holdfast.data.decode_image import ImageFormat
+from holdfast.data.images import COLUMNS
 from holdfast.data.sources.base import REPO_HELP
 from holdfast.data.sources.images import ImageSource
 

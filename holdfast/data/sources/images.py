@@ -10,7 +10,8 @@ import numpy as np
 
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New, cached
-from holdfast.data.images import COLUMNS, ImageFormat, Mode, decode_images
+from holdfast.data.decode_image import ImageFormat, Mode
+from holdfast.data.images import COLUMNS, decode_images
 from holdfast.data.labels import read_labels, read_users
 from holdfast.data.moments import Moments
 from holdfast.data.parquet import ParquetRows

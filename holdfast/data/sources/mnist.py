@@ -6,7 +6,7 @@ import string
 from typing import ClassVar
 
 from holdfast.core.registry import register, setting
-from holdfast.data.images import ImageFormat
+from holdfast.data.decode_image import ImageFormat
 from holdfast.data.sources.base import REPO_HELP
 from holdfast.data.sources.images import ImageSource
 
