@@ -31,7 +31,7 @@ from holdfast.experiment import runner
 from holdfast.experiment.config import Config, make_config
 from holdfast.local import client as local_client
 from holdfast.local.fit import Fitted
-from holdfast.storage import store
+from holdfast.storage import write_behind
 from holdfast.sweeps.runner import results_of, sweep
 
 RULES = ("mean", "multi-krum", "median", "rfa", "trimmed-mean", "clustered", "fltrust", "fedcap")
@@ -41,8 +41,8 @@ PARTS = {
     "stacks put together": (client_stack.ClientStack, "local"),
     "what clients send, read and dealt out": (simulator, "each"),
     "servers": (lockstep, "each"),
-    "committed": (lockstep, "commit_all"),
-    "of that, the disk": (store, "_wait_for_disk"),
+    "committed": (lockstep.Commits, "commit"),
+    "commits waited for": (write_behind.WriteBehind, "done"),
 }
 
 
