@@ -189,6 +189,6 @@ def test_a_round_too_large_for_copies_is_committed_before_the_next(
         commit(self, round)
 
     monkeypatch.setattr(Store, "commit", noted)
-    monkeypatch.setattr(write_behind, "_most", lambda: 1000)
+    monkeypatch.setattr(write_behind, "most_behind", lambda: 1000)
     session.start(cells(True), tmp_path / "run")
     assert threads == {"MainThread"}
