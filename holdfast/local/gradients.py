@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from holdfast.core.device import Precision, autocast
+from holdfast.core.device import Precision
 from holdfast.core.errors import ConfigError
 from holdfast.local.losses import Batch, Loss
 from holdfast.models.keyed_draws import UnkeyedDraw
@@ -87,7 +87,7 @@ class Single:
         """Return the gradients of the wanted parameters and the loss. PyTorch changes buffers in place."""
         for module in self.keyed:
             module.dropout_key = key
-        with autocast(batch.mask.device, self.precision), self.network.drawing(key):
+        with self.network.computing(batch.mask.device, self.precision), self.network.drawing(key):
             value = mean_loss(self.loss, self.module, batch, full=True)
         return _gradients(value, [self.params[name] for name in wanted]), value.detach()
 
@@ -124,7 +124,7 @@ class Stacked:
         place. `full` says that no batch is padded, `alone` that the tensors belong to one client and have no
         leading axis."""
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
-        with autocast(key.device, self.precision):
+        with self.network.computing(key.device, self.precision):
             step = partial(self._one, full=full) if alone else self.full if full else self.padded
             losses, fresh = self.run(step, params | leaves, buffers, batch, key)
         grads = _gradients(losses.sum(), list(leaves.values()))
@@ -160,7 +160,7 @@ def apply_step(
             tensors = {f"net.{name}": t for name, t in (p | fresh).items()} | network.context(
                 b.mask, key, "net."
             )
-            with autocast(key.device, precision), draws:
+            with network.computing(key.device, precision), draws:
                 out = functional_call(wrapped, tensors, (b,))
             return out, (fresh, out.detach())
 

@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdfast.models.half_activations import rounded, rounding
+from holdfast.models.normalisation import group_norm, own_formulas_asked
+
 # internals of vmap: the public way, an autograd.Function, costs 0.3 ms per call
 try:
     from torch._C._functorch import (
@@ -38,6 +41,7 @@ class FoldedConv2d(nn.Conv2d):
     needs them."""
 
     def forward(self, x: Tensor) -> Tensor:
+        x = rounded(x)
         if _products and self.groups == 1 and not isinstance(self.padding, str):
             return _product(self, x)
         if not _foldable(x):
@@ -68,7 +72,12 @@ class UnfoldedGroupNorm(nn.GroupNorm):
     """A GroupNorm that works under vmap: PyTorch's asks for the memory layout, which vmap cannot give when
     channels are innermost."""
 
+    returns_wide = True
+
     def forward(self, x: Tensor) -> Tensor:
+        if has_own_formula(x):
+            with torch.autocast(x.device.type, enabled=False):
+                return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
         return super().forward(x.contiguous() if is_batchedtensor(x) else x)
 
 
@@ -109,7 +118,7 @@ def _product(conv: nn.Conv2d, x: Tensor) -> Tensor:
         patches, weight = F.pad(patches, (0, 0, 0, odd)), F.pad(weight, (0, odd))
     out = weight @ patches
     if conv.bias is not None:
-        out = out + conv.bias[:, None]
+        out = out + rounded(conv.bias)[:, None]
     sides = [
         (side + 2 * p - d * (k - 1) - 1) // s + 1
         for side, p, d, k, s in zip(
@@ -150,6 +159,12 @@ def _fold_back(
             total = here if total is None else total + here
     assert total is not None
     return total[..., padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+
+
+def has_own_formula(x: Tensor) -> bool:
+    """Whether GroupNorm and BatchNorm take a pass over this input as in normalisation.py: in a program that is
+    compiled, with activations in bfloat16, and in every stack on another device than the CPU."""
+    return own_formulas_asked() or rounding() or (x.device.type != "cpu" and is_batchedtensor(x))
 
 
 def _spread(images: Tensor, stride: list[int]) -> Tensor:
