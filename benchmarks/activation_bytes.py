@@ -1,29 +1,31 @@
-"""What a training step keeps and moves: bytes of everything that the traced step makes, the most that is alive at a
-time, casts and copies, and what is left of them after fusion.
+"""What a training step keeps and moves: bytes of everything that the traced step makes, the most that is
+alive at a time, casts and copies, and what is left of them after fusion.
 
-    python benchmarks/activation_bytes.py                              # ResNet18 with GroupNorm, batch 64, one client
-    python benchmarks/activation_bytes.py --work cnn-bn --fused        # also compiled here, for the CPU
+    python benchmarks/activation_bytes.py                               # all works, compiled plans
+    python benchmarks/activation_bytes.py --works resnet18 --fused      # two minutes
+    python benchmarks/activation_bytes.py --works cnn-bn cnn-gn cnn-plain --captured --padded
 
 Nothing is computed: the step is traced with tensors that have shapes and no numbers, as it is for PyTorch's
-compiler, so that no GPU is needed. `made` counts every tensor once, views not; tensors of a parameter's shape are
-left out. `alive` is the most bytes that are alive at a time if every tensor is freed after its last use; the compiler
-needs less, because operations that it fuses never write down what they hand to each other. `--fused` asks it: the
-bytes that its kernels and library calls read and write, and the number of its kernels. Its kernels for a GPU are
-fused by the same rules, but are not the same."""
+compiler, so that no GPU is needed. `made` counts every tensor once, views not; tensors of a parameter's
+shape are left out. `alive` is the most bytes that are alive at a time if every tensor is freed after its
+last use; the compiler needs less, because operations that it fuses never write down what they hand to each
+other. `--fused` asks it: the bytes that its kernels and library calls read and write, and the number of its
+kernels. Its kernels for a GPU are fused by the same rules, but are not the same."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._inductor import config
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import NopKernelSchedulerNode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from holdfast.core.device import Precision
 from holdfast.core.keys import Key
@@ -34,8 +36,9 @@ from holdfast.local.fit import Recipe
 from holdfast.local.plan import bytes_per_row
 from holdfast.local.program import Program, Structure
 from holdfast.local.program import _compiled as compiled
-from holdfast.local.program import _traced as traced
 from holdfast.local.stack import Stack
+from holdfast.models import batched_convolution as convolution
+from holdfast.models import network
 from holdfast.models.network import Network
 
 _CASTS = (torch.ops.aten._to_copy.default,)
@@ -66,8 +69,8 @@ class Traffic:
 
 
 def peak(traced: fx.GraphModule) -> int:
-    """Return the most bytes that the tensors made by a traced step take at a time, each from the operation that
-    makes it to the last one that reads it or a view of it; what the step returns stays."""
+    """Return the most bytes that the tensors made by a traced step take at a time, each from the operation
+    that makes it to the last one that reads it or a view of it; what the step returns stays."""
     order = {node: place for place, node in enumerate(traced.graph.nodes)}
     until: dict[int, int] = {}
     for node in traced.graph.nodes:
@@ -84,6 +87,11 @@ def peak(traced: fx.GraphModule) -> int:
         most = max(most, sum(alive.values()))
         alive = {storage: size for storage, size in alive.items() if until[storage] > place}
     return most
+
+
+def held(program: Program) -> int:
+    """Return the bytes of a program's own memory: models, targets, optimiser state."""
+    return sum(value.untyped_storage().nbytes() for value in program.memory.values())
 
 
 def _new(traced: fx.GraphModule) -> list[tuple[fx.Node, Tensor]]:
@@ -111,25 +119,47 @@ def _storage(value: Tensor) -> int:
     return value.untyped_storage()._cdata
 
 
-WORKS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, str, int]] = {
-    "resnet18": ({"name": "resnet18"}, (3, 32, 32), 64, "compiled-loop", 1),
-    "resnet18-batch": ({"name": "resnet18", "norm": "batch"}, (3, 32, 32), 64, "compiled-loop", 1),
-    "cnn-bn": ({"name": "cnn-bn"}, (1, 28, 28), 10, "compiled-vmap", 20),
-    "fedcap-cnn": ({"name": "fedcap-cnn"}, (3, 32, 32), 10, "compiled-vmap", 20),
+@dataclass(frozen=True)
+class Work:
+    """A model as the benchmark trains it."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    batch_size: int
+    plan: str
+    clients: int
+
+
+def small(norm: Callable[[int], nn.Module]) -> nn.Module:
+    """The network of `cnn-bn`, with another layer in the place of BatchNorm."""
+    made = build("model", {"name": "cnn-bn"}).build((1, 28, 28), 10)
+    for place, layer in enumerate(made.backbone):
+        if isinstance(layer, nn.BatchNorm2d):
+            made.backbone[place] = norm(layer.num_features)
+    return made
+
+
+def _named(shape: tuple[int, ...], **model: Any) -> Callable[[], nn.Module]:
+    return lambda: build("model", model).build(shape, 10)
+
+
+_GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+WORKS = {
+    "resnet18": Work(_named(_COLOUR, name="resnet18"), _COLOUR, 64, "compiled-loop", 1),
+    "resnet18-batch": Work(_named(_COLOUR, name="resnet18", norm="batch"), _COLOUR, 64, "compiled-loop", 1),
+    "cnn-bn": Work(_named(_GREY, name="cnn-bn"), _GREY, 10, "compiled-vmap", 20),
+    "cnn-gn": Work(lambda: small(lambda width: nn.GroupNorm(4, width)), _GREY, 10, "compiled-vmap", 20),
+    "cnn-plain": Work(lambda: small(lambda width: nn.Identity()), _GREY, 10, "compiled-vmap", 20),
+    "fedcap-cnn": Work(_named(_COLOUR, name="fedcap-cnn"), _COLOUR, 10, "compiled-vmap", 20),
 }
-"""Model, shape of a sample, batch size, plan, clients of a stack."""
 
 
-def step_of(work: str, precision: Precision, full: bool = True) -> tuple[Program, Network]:
+def step_of(work: Work, precision: Precision, full: bool = True) -> tuple[Program, Network]:
     """Return the program of a work's step on noise; without `full`, batches are padded."""
-    model, shape, batch_size, plan, clients = WORKS[work]
-    part, samples = build("model", model), build("source", {"name": "synthetic", "shape": shape}).load(None)
-    network = Network(
-        lambda: part.build(samples.sample_shape, samples.classes), signature=f"{work} {precision}"
-    )
-    return program_of(
-        network, samples, Recipe(batch_size=batch_size), plan, clients, precision, full
-    ), network
+    samples = build("source", {"name": "synthetic", "shape": work.shape}).load(None)
+    made = Network(work.make, signature=f"{id(work)} {precision}")
+    recipe = Recipe(batch_size=work.batch_size)
+    return program_of(made, samples, recipe, work.plan, work.clients, precision, full), made
 
 
 def program_of(
@@ -155,12 +185,29 @@ def program_of(
 
 def traced_as(program: Program) -> tuple[fx.GraphModule, tuple[Any, ...]]:
     """Return the step as its plan runs it on a GPU, and its inputs: a captured one as PyTorch runs it, one
-    operation after the other."""
+    operation after the other, without the forms that layers have for stacks on a CPU."""
     s = program.structure
     inputs = program._inputs_alone() if s.alone else (program.memory,)
     if s.compiled:
         return program.traced(), inputs
-    return traced(program._gradients_alone if s.alone else program._step, *inputs), inputs
+    run: Any = program._gradients_alone if s.alone else program._step
+    names = [(convolution, "_foldable"), (convolution, "has_own_formula"), (network, "has_own_formula")]
+    usual = [getattr(module, name) for module, name in names]
+    try:
+        for module, name in names:
+            setattr(module, name, _never if name == "_foldable" else _as_on_a_gpu)
+        return make_fx(lambda *given: run(*given), {}, "fake", _allow_non_fake_inputs=True)(*inputs), inputs
+    finally:
+        for (module, name), function in zip(names, usual, strict=True):
+            setattr(module, name, function)
+
+
+def _never(_x: Tensor) -> bool:
+    return False
+
+
+def _as_on_a_gpu(x: Tensor) -> bool:
+    return convolution.rounding() or convolution.is_batchedtensor(x)
 
 
 @dataclass(frozen=True)
@@ -221,22 +268,18 @@ def main() -> None:
             print(_line(work, precision, asked), flush=True)
 
 
-def _line(work: str, precision: Precision, asked: argparse.Namespace) -> str:
-    model, shape, batch_size, plan, clients = WORKS[work]
-    WORKS["now"] = (
-        model,
-        shape,
-        batch_size,
-        plan.replace("compiled", "captured") if asked.captured else plan,
-        clients,
-    )
-    program, network = step_of("now", precision, not asked.padded)
+def _line(name: str, precision: Precision, asked: argparse.Namespace) -> str:
+    work = WORKS[name]
+    if asked.captured:
+        work = replace(work, plan=work.plan.replace("compiled", "captured"))
+    program, made = step_of(work, precision, not asked.padded)
     step, inputs = traced_as(program)
-    traffic = Traffic.of(step, {tuple(p.shape) for p in network.module.parameters()})
-    planned = clients * bytes_per_row(network, program.samples.blank(network.dtype), batch_size)
-    made = [traffic.made.get(dtype, 0) / 1e6 for dtype in (torch.float32, torch.bfloat16)]
-    line = f"{work:15} {precision:17} {made[0]:14.0f} {made[1]:8.0f} {traffic.alive / 1e6:9.0f} {planned / 1e6:8.0f}"
-    line += f" {traffic.casts:6} {traffic.copies:6}"
+    traffic = Traffic.of(step, {tuple(p.shape) for p in made.module.parameters()})
+    needed = held(program) + traffic.alive
+    planned = work.clients * bytes_per_row(made, program.samples.blank(made.dtype), work.batch_size)
+    wide, half = (traffic.made.get(dtype, 0) / 1e6 for dtype in (torch.float32, torch.bfloat16))
+    line = f"{name:15} {precision:17} {wide:14.0f} {half:8.0f} {traffic.casts:6} {traffic.copies:6}"
+    line += f" {traffic.alive / 1e6:7.1f} {needed / 1e6:7.1f} {planned / 1e6:8.1f} {needed / planned:6.2f}"
     if asked.fused:
         after = fused(step, inputs)
         line += f"   fused: {after.bytes / 1e6:.0f} MB by {after.kernels} kernels and {after.calls} calls"

@@ -123,8 +123,8 @@ class EngineSettings(Section):
     )
     precision: Precision = setting(
         "tf32",
-        "precision of matrix products of float32 models; tf32 means fp32 on a CPU; bf16-activations: what layers"
-        " hand to each other is bfloat16 too, while weights, statistics and losses stay float32",
+        "precision of matrix products of float32 models; tf32 means fp32 on a CPU; bf16-activations: what"
+        " layers hand to each other is bfloat16 too, while weights, statistics and losses stay float32",
     )
     device: str = setting("cpu", "cpu, cuda or cuda:1")
     memory: str = setting(

@@ -114,7 +114,8 @@ class PerSample:
 
         def loss_of(moved: Tensors, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
             """The loss of one sample, as a batch of its own."""
-            tensors = {f"net.{name}": value for name, value in (params | buffers | moved).items()}
+            own = self.network.computed_with(params | moved)
+            tensors = {f"net.{name}": value for name, value in (own | buffers).items()}
             tensors |= self.network.context(None, key, "net.")
             one = Batch(x[None], y[None], real, batch.aux)
             with self.network.drawing(key):

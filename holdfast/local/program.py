@@ -266,8 +266,8 @@ class Program:
     def _gradients_alone(
         self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, innermost: bool = False
     ) -> tuple[list[Tensor], Tensor, Tensors]:
-        """Return gradients, loss and new buffers. Convolutions of one client are those of cuDNN, which are made
-        for images with their channels innermost and copies others before and after."""
+        """Return gradients, loss and new buffers. Convolutions of one client are those of cuDNN, which are
+        made for images with their channels innermost and copies others before and after."""
         if innermost and batch.x.ndim == 4:
             batch = batch._replace(x=batch.x.contiguous(memory_format=torch.channels_last))
         fresh = {name: tensor.clone() for name, tensor in buffers.items()}

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.models.half_activations import rounded, rounding
+from holdfast.models.half_activations import rounding
 from holdfast.models.normalisation import group_norm, own_formulas_asked
 
 # internals of vmap: the public way, an autograd.Function, costs 0.3 ms per call
@@ -41,7 +41,6 @@ class FoldedConv2d(nn.Conv2d):
     needs them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = rounded(x)
         if _products and self.groups == 1 and not isinstance(self.padding, str):
             return _product(self, x)
         if not _foldable(x):
@@ -118,7 +117,7 @@ def _product(conv: nn.Conv2d, x: Tensor) -> Tensor:
         patches, weight = F.pad(patches, (0, 0, 0, odd)), F.pad(weight, (0, odd))
     out = weight @ patches
     if conv.bias is not None:
-        out = out + rounded(conv.bias)[:, None]
+        out = out + conv.bias[:, None]
     sides = [
         (side + 2 * p - d * (k - 1) - 1) // s + 1
         for side, p, d, k, s in zip(
@@ -138,12 +137,13 @@ def _fold_back(
 ) -> Tensor:
     """Sum patches back into images: the gradient of F.unfold. A compiler would add with atomics, whose order,
     and so the last bits, change from run to run, or be slow; here every pixel gathers its values in a fixed
-    order."""
+    order, as float32 where patches are bfloat16."""
     out = [
         (side + 2 * p - d * (k - 1) - 1) // s + 1
         for side, p, d, k, s in zip(size, padding, dilation, kernel, stride, strict=True)
     ]
-    pieces = patches.reshape(patches.shape[0], -1, *kernel, *out)
+    wide = patches.float() if patches.dtype == torch.bfloat16 else patches
+    pieces = wide.reshape(patches.shape[0], -1, *kernel, *out)
     total = None
     for i in range(kernel[0]):
         for j in range(kernel[1]):
@@ -158,12 +158,13 @@ def _fold_back(
             here = F.pad(piece, (start[1], after[1], start[0], after[0]))
             total = here if total is None else total + here
     assert total is not None
-    return total[..., padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+    inside = total[..., padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+    return inside.to(patches.dtype)
 
 
 def has_own_formula(x: Tensor) -> bool:
-    """Whether GroupNorm and BatchNorm take a pass over this input as in normalisation.py: in a program that is
-    compiled, with activations in bfloat16, and in every stack on another device than the CPU."""
+    """Whether GroupNorm and BatchNorm take a pass over this input as in normalisation.py: in a program that
+    is compiled, with activations in bfloat16, and in every stack on another device than the CPU."""
     return own_formulas_asked() or rounding() or (x.device.type != "cpu" and is_batchedtensor(x))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from holdfast.core.keys import Key, combine, to_uniform
 from holdfast.models.batched_convolution import batch_norm, folded, has_own_formula, unfolded
 from holdfast.models.calling import stackable
 from holdfast.models.features import NO_HEAD
-from holdfast.models.half_activations import computing, rounding
+from holdfast.models.half_activations import computing, rounded, rounded_names, rounding
 from holdfast.models.keyed_draws import ALWAYS, KeyedDraws, UnkeyedDraw
 from holdfast.models.normalisation import masked_batch_norm
 from holdfast.models.own_module import with_head
@@ -128,6 +129,16 @@ class Network:
     def computing(self, device: torch.device, precision: Precision) -> AbstractContextManager[None]:
         """Within this context the model and its loss compute with this precision."""
         return computing(self.module, self.head_name, device, precision)
+
+    def computed_with(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return parameters as layers compute with them, within `computing`."""
+        if not rounding():
+            return params
+        return {name: rounded(p) if name in self._rounded_names else p for name, p in params.items()}
+
+    @cached_property
+    def _rounded_names(self) -> frozenset[str]:
+        return rounded_names(self.module)
 
     def drawing(self, key: Tensor | None) -> AbstractContextManager[object]:
         """Within this context the functions of a forward pass draw by this key; without a key, as in

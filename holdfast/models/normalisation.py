@@ -1,14 +1,14 @@
-"""GroupNorm and BatchNorm by formulas of their own, forwards and backwards, for programs and for activations in
-bfloat16.
+"""GroupNorm and BatchNorm by formulas of their own, forwards and backwards, for programs and for
+activations in bfloat16.
 
-PyTorch's layers are right for one model on its own. In a stack, vmap applies weight and bias in passes of their
-own and keeps what lies between for the backward pass, and BatchNorm that skips padded samples has to be written
-as a chain of operations, of which autograd keeps four results as large as the activations. Here only the input is
-kept. Statistics, sums and the gradients of weight and bias are float32 (float64 for float64); so is the output where
-the step is compiled, otherwise it has the type of the input.
+PyTorch's layers are right for one model on its own. In a stack, vmap applies weight and bias in passes of
+their own and keeps what lies between for the backward pass, and BatchNorm that skips padded samples has to
+be written as a chain of operations, of which autograd keeps four results as large as the activations. Here
+only the input is kept. Statistics, sums and the gradients of weight and bias are float32 (float64 for
+float64); so is the output where the step is compiled, otherwise it has the type of the input.
 
-Every sum goes over the positions of one channel first, then over channels or samples of what is left: a compiler
-makes one pass of it in either memory order, channels innermost or outermost."""
+Every sum goes over the positions of one channel first, then over channels or samples of what is left: a
+compiler makes one pass of it in either memory order, channels innermost or outermost."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | Non
 def masked_batch_norm(
     x: Tensor, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise by the statistics of the samples whose mask is 1; return also the mean and the biased variance
-    of each channel, without gradients."""
+    """Normalise by the statistics of the samples whose mask is 1; return also the mean and the biased
+    variance of each channel, without gradients."""
     out: tuple[Tensor, Tensor, Tensor] = _BatchNorm.apply(x, mask, weight, bias, eps)  # type: ignore[no-untyped-call]
     return out
 
 
 class _GroupNorm(torch.autograd.Function):
-    """Return the normalised input, and for each sample and channel the mean and 1 / deviation of its group."""
+    """Return the normalised input, and for each sample and channel the mean and 1 / deviation of its
+    group."""
 
     generate_vmap_rule = True
 
@@ -141,8 +142,9 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _type_of_output(x: Tensor) -> torch.dtype:
-    """A compiler computes an activation function of float32 and the input of the next product in one pass, and
-    again in the backward pass in place of reading it; by themselves, layers hand on the type of the input."""
+    """A compiler computes an activation function of float32 and the input of the next product in one pass,
+    and again in the backward pass in place of reading it; by themselves, layers hand on the type of the
+    input."""
     return torch.float32 if _own and x.dtype != torch.float64 else x.dtype
 
 
@@ -156,8 +158,8 @@ def _along(values: Tensor, x: Tensor) -> Tensor:
 
 
 def _of_groups(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Return mean and 1 / deviation of each channel's group, [samples, channels]: the variance of a group is the
-    mean of its channels' variances and the variance of their means."""
+    """Return mean and 1 / deviation of each channel's group, [samples, channels]: the variance of a group
+    is the mean of its channels' variances and the variance of their means."""
     var, mean = torch.var_mean(x, list(range(2, x.ndim)), correction=0)
     own = _mean_of_groups(mean, groups)
     spread = _mean_of_groups(var + (mean - own).square(), groups)
@@ -199,14 +201,14 @@ def _normalised(
 
 
 def _written_down(values: Tensor) -> Tensor:
-    """The same; a compiler writes them down. It computes again what reads few tensors, and otherwise writes down the
-    whole layer's output, as large as the activations, where a few numbers for each channel do."""
+    """The same; a compiler writes them down. It computes again what reads few tensors, and otherwise writes
+    down the whole layer's output, as large as the activations, where a few numbers for each channel do."""
     return values.as_strided(values.shape, values.stride())
 
 
 def _slopes(x: Tensor, slope: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums over the positions, [samples, channels], of the slope and of the slope times the normalised
-    input: what each sample adds to the gradients of bias and weight."""
+    """Return the sums over the positions, [samples, channels], of the slope and of the slope times the
+    normalised input: what each sample adds to the gradients of bias and weight."""
     axes = list(range(2, x.ndim))
     return slope.sum(axes), (slope * (x - _along(mean, x))).sum(axes) * rstd
 

@@ -1,5 +1,5 @@
-"""GroupNorm and BatchNorm by our own formulas give what PyTorch's layers give, in every memory order, in stacks, and
-with the gradients of autograd."""
+"""GroupNorm and BatchNorm by our own formulas give what PyTorch's layers give, in every memory order, in
+stacks, and with the gradients of autograd."""
 
 from __future__ import annotations
 
