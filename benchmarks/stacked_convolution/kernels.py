@@ -1,75 +1,29 @@
-"""Triton kernels that convolve the images of many clients, each with its own weights: forward, gradient of the
-weights, gradient of the images. Patches exist only in the memory of a multiprocessor (implicit matrix
-products). For benchmarks/convolution_kernel.py; the package does not use them.
+"""Triton kernels that convolve the images of many clients, each with its own weights: forward, gradient of
+the weights, gradient of the images. Patches exist only in the memory of a multiprocessor (implicit matrix
+products). The package does not use them.
 
-Every sum has a fixed order: one program computes a block of a client's result, in a loop, without atomics. Where
-a sum is split over several programs, the parts are added afterwards in their order. Neither blocks nor splits
-depend on the number of clients, so a client's bits do not depend on who else is in the stack.
+Every sum has a fixed order: one program computes a block of a client's result, in a loop, without atomics.
+Where a sum is split over several programs, the parts are added afterwards in their order. Neither blocks nor
+splits depend on the number of clients, so a client's bits do not depend on who else is in the stack.
 
 Set TRITON_INTERPRET=1 before this module is imported to run the kernels on a CPU, very slowly."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-Mode = Literal["float64", "tf32", "bf16"]
-Kind = Literal["forward", "weights", "images"]
-_NONE = 4  # in place of the winner of a window of four pixels in which nothing is above zero
+from .layer import Blocks, Choice, Kind, Shape
 
-
-@dataclass(frozen=True)
-class Shape:
-    """A layer of one client: square images and kernels, stride 1; `pooled`: with ReLU and pooling by 2."""
-
-    batch: int
-    inside: int
-    side: int
-    outside: int
-    kernel: int
-    padding: int = 0
-    pooled: bool = False
-
-    @property
-    def out(self) -> int:
-        """The side of the convolution's result, before pooling."""
-        return self.side + 2 * self.padding - self.kernel + 1
-
-    @property
-    def result(self) -> tuple[int, int, int, int]:
-        """The layer's result of one client."""
-        side = self.out // 2 if self.pooled else self.out
-        return self.batch, self.outside, side, side
-
-    @property
-    def patch(self) -> int:
-        return self.inside * self.kernel**2
-
-
-class Blocks(NamedTuple):
-    """What a program computes at a time: `channels` times `across` results (across: pixels or, for the gradient
-    of the weights, numbers of a patch), adding `inner` products in each turn of its loop."""
-
-    channels: int
-    across: int
-    inner: int
-    warps: int = 4
-    stages: int = 3
-    turned: bool = False
-    """Whether `across` is the first axis of the product: tensor cores of an H200 take 64 or more there."""
-    splits: int = 1
-    """Into how many parts the sum over pixels is split (gradient of the weights)."""
+INTERPRETED = triton.knobs.runtime.interpret
 
 
 @triton.jit
 def _place(batch, channel, row, column, CHANNELS: tl.constexpr, SIDE: tl.constexpr, INNERMOST: tl.constexpr):
-    """Return where a number of a client's images lies. It is a sum of what batch, channel, row and column each
-    add, so parts can be computed apart."""
+    """Return where a number of a client's images lies. It is a sum of what batch, channel, row and column
+    each add, so parts can be computed apart."""
     if INNERMOST:
         return ((batch * SIDE + row) * SIDE + column) * CHANNELS + channel
     else:
@@ -78,7 +32,7 @@ def _place(batch, channel, row, column, CHANNELS: tl.constexpr, SIDE: tl.constex
 
 @triton.jit
 def _pixel(number, SIDE: tl.constexpr, POOLED: tl.constexpr):
-    """Return batch, row and column of a pixel; with pooling, the four pixels of a window follow each other."""
+    """Return batch, row and column of a pixel; with pooling, a window's four pixels follow each other."""
     if POOLED:
         within, window = number % 4, number // 4
         row = window // (SIDE // 2) % (SIDE // 2) * 2 + within // 2
@@ -90,12 +44,19 @@ def _pixel(number, SIDE: tl.constexpr, POOLED: tl.constexpr):
 
 @triton.jit
 def _tap(number, CHANNELS: tl.constexpr, KERNEL: tl.constexpr, INNERMOST: tl.constexpr):
-    """Return channel, row and column of a number of a patch, in the order in which the weights lie in memory."""
+    """Return channel, row and column of a number of a patch, in the order in which the weights lie."""
     if INNERMOST:
         channel, tap = number % CHANNELS, number // CHANNELS
     else:
         channel, tap = number // (KERNEL * KERNEL), number % (KERNEL * KERNEL)
     return channel, tap // KERNEL, tap % KERNEL
+
+
+@triton.jit
+def _rounded(values):
+    """Round to bf16 as a GPU does: the interpreter cuts off, and cannot multiply bf16."""
+    bits = values.to(tl.uint32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -107,6 +68,8 @@ def _add_product(a, b, total, MODE: tl.constexpr, TURNED: tl.constexpr):
         return total + tl.sum(a[:, :, None] * b[None, :, :], axis=1)
     elif MODE == "bf16":
         return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
+    elif MODE == "rounded":
+        return tl.dot(_rounded(a), _rounded(b), total)
     else:
         return tl.dot(a, b, total, input_precision="tf32")
 
@@ -139,8 +102,8 @@ def _gradients(
     g, winner, channel, row, column, batch, inside,
     OUTSIDE: tl.constexpr, OUT: tl.constexpr, POOLED: tl.constexpr, INNERMOST: tl.constexpr,
 ):  # fmt: skip
-    """Read gradients of the convolution's result, at places given as tensors of the block's shape. With pooling
-    a pixel that did not win its window has none."""
+    """Read gradients of the convolution's result, at places given as tensors of the block's shape. With
+    pooling a pixel that did not win its window has none; 4 says that no pixel did: none is above zero."""
     if POOLED:
         place = _place(batch, channel, row // 2, column // 2, OUTSIDE, OUT // 2, INNERMOST)
         own = row % 2 * 2 + column % 2
@@ -155,8 +118,9 @@ def _gradients(
 def _forward(
     x, weight, bias, out, winner,
     BATCH: tl.constexpr, INSIDE: tl.constexpr, SIDE: tl.constexpr, OUTSIDE: tl.constexpr, OUT: tl.constexpr,
-    KERNEL: tl.constexpr, PADDING: tl.constexpr, POOLED: tl.constexpr, INNERMOST: tl.constexpr,
-    MODE: tl.constexpr, CHANNELS: tl.constexpr, ACROSS: tl.constexpr, INNER: tl.constexpr, TURNED: tl.constexpr,
+    KERNEL: tl.constexpr, PADDING: tl.constexpr, POOLED: tl.constexpr, READS: tl.constexpr,
+    INNERMOST: tl.constexpr, MODE: tl.constexpr, CHANNELS: tl.constexpr, ACROSS: tl.constexpr,
+    INNER: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     PIXELS: tl.constexpr = BATCH * OUT * OUT
     PATCH: tl.constexpr = INSIDE * KERNEL * KERNEL
@@ -172,10 +136,10 @@ def _forward(
     total = _zeros(CHANNELS, ACROSS, MODE, TURNED)
     for start in range(0, PATCH, INNER):
         number = start + tl.arange(0, INNER)
-        tap_channel, tap_row, tap_column = _tap(number, INSIDE, KERNEL, INNERMOST)
+        tap_channel, tap_row, tap_column = _tap(number, INSIDE, KERNEL, READS)
         patches = _patches(
             x, tap_channel, tap_row, tap_column, number < PATCH, batch, row, column, real,
-            INSIDE, SIDE, PADDING, INNERMOST,
+            INSIDE, SIDE, PADDING, READS,
         )  # fmt: skip
         weights = tl.load(
             weight + channel[:, None] * PATCH + number[None, :],
@@ -209,12 +173,13 @@ def _forward(
 def _of_weights(
     x, g, winner, out,
     BATCH: tl.constexpr, INSIDE: tl.constexpr, SIDE: tl.constexpr, OUTSIDE: tl.constexpr, OUT: tl.constexpr,
-    KERNEL: tl.constexpr, PADDING: tl.constexpr, POOLED: tl.constexpr, INNERMOST: tl.constexpr,
-    MODE: tl.constexpr, CHANNELS: tl.constexpr, ACROSS: tl.constexpr, INNER: tl.constexpr, TURNED: tl.constexpr,
+    KERNEL: tl.constexpr, PADDING: tl.constexpr, POOLED: tl.constexpr, READS: tl.constexpr,
+    INNERMOST: tl.constexpr, MODE: tl.constexpr, CHANNELS: tl.constexpr, ACROSS: tl.constexpr,
+    INNER: tl.constexpr, TURNED: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights [outside, patch + 1]; the last column is the gradient of the bias, as if every
-    patch ended with a one."""
+    """The gradient of the weights [outside, patch + 1]; the last column is the gradient of the bias, as if
+    every patch ended with a one."""
     PIXELS: tl.constexpr = BATCH * OUT * OUT
     PATCH: tl.constexpr = INSIDE * KERNEL * KERNEL
     TILES: tl.constexpr = (PATCH + 1 + ACROSS - 1) // ACROSS
@@ -225,7 +190,7 @@ def _of_weights(
     number = tl.program_id(0) % TILES * ACROSS + tl.arange(0, ACROSS)
     channel = tl.program_id(0) // TILES % PARTS * CHANNELS + tl.arange(0, CHANNELS)
     wanted = channel < OUTSIDE
-    tap_channel, tap_row, tap_column = _tap(number, INSIDE, KERNEL, INNERMOST)
+    tap_channel, tap_row, tap_column = _tap(number, INSIDE, KERNEL, READS)
     results: tl.constexpr = BATCH * OUTSIDE * (OUT * OUT // 4 if POOLED else OUT * OUT)
     x += client * (BATCH * INSIDE * SIDE * SIDE)
     g += client * results
@@ -241,7 +206,7 @@ def _of_weights(
         )  # fmt: skip
         patches = _patches(
             x, tap_channel, tap_row, tap_column, number < PATCH, batch, row, column, real,
-            INSIDE, SIDE, PADDING, INNERMOST,
+            INSIDE, SIDE, PADDING, READS,
         )  # fmt: skip
         patches = tl.where((number == PATCH)[:, None], 1.0, patches).to(patches.dtype)
         total = _add_product(gradients, tl.trans(patches), total, MODE, TURNED)
@@ -256,8 +221,9 @@ def _of_weights(
 def _of_images(
     g, winner, weight, out,
     BATCH: tl.constexpr, INSIDE: tl.constexpr, SIDE: tl.constexpr, OUTSIDE: tl.constexpr, OUT: tl.constexpr,
-    KERNEL: tl.constexpr, PADDING: tl.constexpr, POOLED: tl.constexpr, INNERMOST: tl.constexpr,
-    MODE: tl.constexpr, CHANNELS: tl.constexpr, ACROSS: tl.constexpr, INNER: tl.constexpr, TURNED: tl.constexpr,
+    KERNEL: tl.constexpr, PADDING: tl.constexpr, POOLED: tl.constexpr, READS: tl.constexpr,
+    INNERMOST: tl.constexpr, MODE: tl.constexpr, CHANNELS: tl.constexpr, ACROSS: tl.constexpr,
+    INNER: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the images: every pixel gathers from the results it had a part in."""
     PIXELS: tl.constexpr = BATCH * SIDE * SIDE
@@ -293,21 +259,35 @@ def _of_images(
     if TURNED:
         total = tl.trans(total)
     place = client * (BATCH * INSIDE * SIDE * SIDE) + _place(
-        batch[None, :], channel[:, None], row[None, :], column[None, :], INSIDE, SIDE, INNERMOST
+        batch[None, :], channel[:, None], row[None, :], column[None, :], INSIDE, SIDE, READS
     )
     tl.store(out + place, total, mask=wanted[:, None] & real[None, :])
+
+
+@triton.jit
+def _add_parts(parts, out, SIZE: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add the parts of a sum in their order. PyTorch's sum may choose another order for another number of
+    clients."""
+    client = (tl.program_id(0) // ((SIZE + BLOCK - 1) // BLOCK)).to(tl.int64)
+    place = tl.program_id(0) % ((SIZE + BLOCK - 1) // BLOCK) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(parts + client * (SPLITS * SIZE) + place, mask=place < SIZE)
+    for part in range(1, SPLITS):
+        total += tl.load(parts + (client * SPLITS + part) * SIZE + place, mask=place < SIZE)
+    tl.store(out + client * SIZE + place, total, mask=place < SIZE)
 
 
 KERNELS = {"forward": _forward, "weights": _of_weights, "images": _of_images}
 
 
-def constants(kind: Kind, shape: Shape, blocks: Blocks, mode: Mode, innermost: bool) -> dict[str, object]:
+def constants(kind: Kind, choice: Choice) -> dict[str, object]:
     """What a kernel is compiled for."""
+    shape, blocks = choice.shape, choice.blocks[kind]
+    mode = "rounded" if INTERPRETED and choice.mode == "bf16" else choice.mode
     found: dict[str, object] = {
         "BATCH": shape.batch, "INSIDE": shape.inside, "SIDE": shape.side, "OUTSIDE": shape.outside,
         "OUT": shape.out, "KERNEL": shape.kernel, "PADDING": shape.padding, "POOLED": shape.pooled,
-        "INNERMOST": innermost, "MODE": mode, "CHANNELS": blocks.channels, "ACROSS": blocks.across,
-        "INNER": blocks.inner, "TURNED": blocks.turned,
+        "READS": choice.reads_innermost, "INNERMOST": choice.innermost, "MODE": mode,
+        "CHANNELS": blocks.channels, "ACROSS": blocks.across, "INNER": blocks.inner, "TURNED": blocks.turned,
     }  # fmt: skip
     return found | ({"SPLITS": blocks.splits} if kind == "weights" else {})
 
@@ -324,14 +304,17 @@ def programs(kind: Kind, shape: Shape, blocks: Blocks) -> int:
     return triton.cdiv(channels, blocks.channels) * triton.cdiv(across, blocks.across) * splits
 
 
-def _launch(kind: Kind, shape: Shape, blocks: Blocks, mode: Mode, innermost: bool, *tensors: Tensor) -> None:
-    grid = (tensors[0].shape[0] * programs(kind, shape, blocks),)
-    settings = constants(kind, shape, blocks, mode, innermost)
-    KERNELS[kind][grid](*tensors, **settings, num_warps=blocks.warps, num_stages=blocks.stages)
+def _launch(kind: Kind, choice: Choice, *tensors: Tensor) -> None:
+    blocks = choice.blocks[kind]
+    grid = (tensors[0].shape[0] * programs(kind, choice.shape, blocks),)
+    settings = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    KERNELS[kind][grid](*tensors, **constants(kind, choice), **settings)
 
 
-def _images(like: Tensor, shape: tuple[int, ...], innermost: bool, dtype: torch.dtype | None = None) -> Tensor:
-    """Return new images [n, batch, channels, side, side], with channels innermost in memory if asked for."""
+def new_images(
+    like: Tensor, shape: tuple[int, ...], innermost: bool, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return new images [n, batch, channels, h, w], with channels innermost in memory if asked for."""
     n, batch, channels, *sides = shape
     dtype = dtype or like.dtype
     if innermost:
@@ -344,37 +327,40 @@ def arranged(images: Tensor, innermost: bool) -> Tensor:
     return images.movedim(2, -1).contiguous().movedim(-1, 2) if innermost else images.contiguous()
 
 
-def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, shape: Shape, blocks: Blocks, mode: Mode, innermost: bool
-) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, weight: Tensor, bias: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
     """Return the results [n, ...] and, with pooling, which pixel of each window won (otherwise the results
-    once more)."""
-    whole = (len(x), *shape.result)
-    out = _images(x, whole, innermost)
-    winner = _images(x, whole, innermost, torch.uint8) if shape.pooled else out
-    weight = weight.movedim(2, -1).contiguous() if innermost else weight
-    _launch("forward", shape, blocks, mode, innermost, x, weight, bias, out, winner)
+    once more). Images are given as `arranged` returns them, weights and biases contiguous."""
+    whole = (len(x), *choice.shape.result)
+    out = new_images(x, whole, choice.innermost)
+    winner = new_images(x, whole, choice.innermost, torch.uint8) if choice.shape.pooled else out
+    weight = weight.movedim(2, -1).contiguous() if choice.reads_innermost else weight
+    _launch("forward", choice, x, weight, bias, out, winner)
     return out, winner
 
 
-def of_weights(
-    x: Tensor, g: Tensor, winner: Tensor, shape: Shape, blocks: Blocks, mode: Mode, innermost: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of weights and biases."""
-    out = x.new_empty(len(x), blocks.splits, shape.outside, shape.patch + 1)
-    _launch("weights", shape, blocks, mode, innermost, x, g, winner, out)
-    whole = out[:, 0] if blocks.splits == 1 else out.sum(1)
-    sides, weight = (shape.kernel, shape.kernel), whole[..., :-1]
-    if innermost:
-        return weight.unflatten(2, (*sides, shape.inside)).movedim(-1, 2), whole[..., -1]
-    return weight.unflatten(2, (shape.inside, *sides)), whole[..., -1]
+def of_weights(x: Tensor, g: Tensor, winner: Tensor, choice: Choice) -> Tensor:
+    """Return the gradients of weights and biases as one tensor [n, outside, patch + 1], for `parted`."""
+    splits = choice.blocks["weights"].splits
+    out = x.new_empty(len(x), splits, choice.shape.outside, choice.shape.patch + 1)
+    _launch("weights", choice, x, g, winner, out)
+    if splits == 1:
+        return out[:, 0]
+    whole, size = torch.empty_like(out[:, 0]), out[0, 0].numel()
+    _add_parts[(len(x) * triton.cdiv(size, 1024),)](out, whole, size, splits, 1024)
+    return whole
 
 
-def of_images(
-    g: Tensor, winner: Tensor, weight: Tensor, shape: Shape, blocks: Blocks, mode: Mode, innermost: bool
-) -> Tensor:
+def parted(whole: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+    """Return views of the gradients of weights and of biases."""
+    sides, weight = (choice.shape.kernel, choice.shape.kernel), whole[..., :-1]
+    if choice.reads_innermost:
+        return weight.unflatten(2, (*sides, choice.shape.inside)).movedim(-1, 2), whole[..., -1]
+    return weight.unflatten(2, (choice.shape.inside, *sides)), whole[..., -1]
+
+
+def of_images(g: Tensor, winner: Tensor, weight: Tensor, choice: Choice) -> Tensor:
     """Return the gradient of the images."""
-    out = _images(g, (len(g), shape.batch, shape.inside, shape.side, shape.side), innermost)
-    weight = weight.permute(0, 2, 3, 4, 1).contiguous() if innermost else weight
-    _launch("images", shape, blocks, mode, innermost, g, winner, weight, out)
+    out = new_images(g, (len(g), *choice.shape.images), choice.reads_innermost)
+    weight = weight.permute(0, 2, 3, 4, 1).contiguous() if choice.innermost else weight
+    _launch("images", choice, g, winner, weight, out)
     return out
