@@ -67,6 +67,7 @@ class Work:
 _FEDCAP, _CIFAR = {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (3, 32, 32)}
 _TF32: tuple[PlanName, Precision] = ("compiled-vmap", "tf32")
 _BF16: tuple[PlanName, Precision] = ("compiled-vmap", "bf16")
+_HALF: tuple[PlanName, Precision] = ("compiled-vmap", "bf16-activations")
 _ALL_PLANS: tuple[tuple[PlanName, Precision], ...] = (
     ("loop", "tf32"),
     ("captured-loop", "tf32"),
@@ -74,6 +75,7 @@ _ALL_PLANS: tuple[tuple[PlanName, Precision], ...] = (
     ("captured-vmap", "tf32"),
     _TF32,
     _BF16,
+    _HALF,
 )
 WORKS = (
     Work(
@@ -104,7 +106,7 @@ WORKS = (
         clients=960,
         samples=225,
         device="cuda",
-        plans=(_TF32, _BF16),
+        plans=(_TF32, _BF16, _HALF),
         looped=20,
     ),
     Work(
@@ -121,6 +123,7 @@ WORKS = (
             ("captured-loop", "tf32"),
             ("compiled-loop", "tf32"),
             ("compiled-loop", "bf16"),
+            ("compiled-loop", "bf16-activations"),
         ),
     ),
 )

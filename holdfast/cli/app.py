@@ -56,7 +56,11 @@ PlanName = Annotated[
 ]
 PrecisionName = Annotated[
     str | None,
-    typer.Option("--precision", help="Precision of matrix products on cuda: fp32, tf32 (default) or bf16."),
+    typer.Option(
+        "--precision",
+        help="Precision of matrix products on cuda: fp32, tf32 (default) or bf16; bf16-activations: of all"
+        " that layers hand on.",
+    ),
 ]
 Workers = Annotated[
     int | None,

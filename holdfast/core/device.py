@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Precision = Literal["fp32", "tf32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16", "bf16-activations"]
 PINNED = 2 << 30  # bytes of page-locked memory at a time: the system has to do without them
 # read when cuBLAS is first used, so it has to be set before anything is: with it, the same work has the same
 # bits
@@ -32,9 +32,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """The context in which a model and its loss run: matrix products in bfloat16 if asked for; parameters,
-    updates and sums keep their precision."""
+    updates and sums keep their precision. What layers hand on is `models/half_activations.py`."""
     # without a cache of cast weights: in a captured step it would outlive the weights it was made from
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+    half = precision in ("bf16", "bf16-activations")
+    return torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False)
 
 
 @contextmanager

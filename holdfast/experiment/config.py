@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
+from holdfast.core.device import Precision
 from holdfast.core.errors import ConfigError
 from holdfast.core.memory import parse_bytes
 from holdfast.core.registry import INVALID, Part, build, current, explain, setting
@@ -120,8 +121,10 @@ class EngineSettings(Section):
         "clients one by one or stacked; on cuda also captured or compiled; auto: the one that a short trial"
         " finds faster",
     )
-    precision: Literal["fp32", "tf32", "bf16"] = setting(
-        "tf32", "precision of matrix products of float32 models; tf32 means fp32 on a CPU"
+    precision: Precision = setting(
+        "tf32",
+        "precision of matrix products of float32 models; tf32 means fp32 on a CPU; bf16-activations: what"
+        " layers hand to each other is bfloat16 too, while weights, statistics and losses stay float32",
     )
     device: str = setting("cpu", "cpu, cuda or cuda:1")
     memory: str = setting(

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from holdfast.core.device import Precision, autocast
+from holdfast.core.device import Precision
 from holdfast.core.errors import ConfigError
 from holdfast.local.losses import Batch, Loss
+from holdfast.models.half_activations import rounding
 from holdfast.models.keyed_draws import UnkeyedDraw
 from holdfast.models.network import Network
 
@@ -87,8 +88,12 @@ class Single:
         """Return the gradients of the wanted parameters and the loss. PyTorch changes buffers in place."""
         for module in self.keyed:
             module.dropout_key = key
-        with autocast(batch.mask.device, self.precision), self.network.drawing(key):
-            value = mean_loss(self.loss, self.module, batch, full=True)
+        with self.network.computing(batch.mask.device, self.precision), self.network.drawing(key):
+            if rounding():
+                own = {f"net.{name}": p for name, p in self.network.computed_with(self.params).items()}
+                value = functional_call(LossModule(self.module, self.loss), own, (batch, True))
+            else:
+                value = mean_loss(self.loss, self.module, batch, full=True)
         return _gradients(value, [self.params[name] for name in wanted]), value.detach()
 
 
@@ -105,7 +110,7 @@ class Stacked:
     ) -> tuple[Tensor, Tensors]:
         """Return the loss and the new buffers of one client."""
         fresh = {name: tensor.clone() for name, tensor in buffers.items()}
-        tensors = {f"net.{name}": t for name, t in (params | fresh).items()}
+        tensors = {f"net.{name}": t for name, t in (self.network.computed_with(params) | fresh).items()}
         tensors |= self.network.context(None if full else batch.mask, key, "net.")
         with self.network.drawing(key):
             return functional_call(self.wrapped, tensors, (batch, full)), fresh
@@ -124,7 +129,7 @@ class Stacked:
         place. `full` says that no batch is padded, `alone` that the tensors belong to one client and have no
         leading axis."""
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
-        with autocast(key.device, self.precision):
+        with self.network.computing(key.device, self.precision):
             step = partial(self._one, full=full) if alone else self.full if full else self.padded
             losses, fresh = self.run(step, params | leaves, buffers, batch, key)
         grads = _gradients(losses.sum(), list(leaves.values()))
@@ -157,10 +162,9 @@ def apply_step(
 
         def value(p: Tensors, b: Batch) -> tuple[Tensor, tuple[Tensors, Tensor]]:
             fresh = {name: tensor.clone() for name, tensor in seen["buffers"].items()}
-            tensors = {f"net.{name}": t for name, t in (p | fresh).items()} | network.context(
-                b.mask, key, "net."
-            )
-            with autocast(key.device, precision), draws:
+            with network.computing(key.device, precision), draws:
+                tensors = {f"net.{name}": t for name, t in (network.computed_with(p) | fresh).items()}
+                tensors |= network.context(b.mask, key, "net.")
                 out = functional_call(wrapped, tensors, (b,))
             return out, (fresh, out.detach())
 

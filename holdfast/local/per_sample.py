@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from holdfast.core.device import Precision, autocast, to_device
+from holdfast.core.device import Precision, to_device
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key, combine
 from holdfast.local.gradients import LossModule, Single, Stacked, Tensors
@@ -103,7 +103,7 @@ class PerSample:
             return self._of_row(wanted, params, buffers, batch, key)
 
         given = {name: value.detach() for name, value in params.items()}
-        with autocast(key.device, self.precision):
+        with self.network.computing(key.device, self.precision):
             return Stacked.run(one if alone else vmap(one), given, buffers, batch, key)
 
     def _of_row(
@@ -114,7 +114,8 @@ class PerSample:
 
         def loss_of(moved: Tensors, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
             """The loss of one sample, as a batch of its own."""
-            tensors = {f"net.{name}": value for name, value in (params | buffers | moved).items()}
+            own = self.network.computed_with(params | moved)
+            tensors = {f"net.{name}": value for name, value in (own | buffers).items()}
             tensors |= self.network.context(None, key, "net.")
             one = Batch(x[None], y[None], real, batch.aux)
             with self.network.drawing(key):

@@ -28,6 +28,7 @@ from holdfast.local.row_numbers import is_zero
 from holdfast.local.stack import Stack
 from holdfast.local.update import Update
 from holdfast.models.batched_convolution import DECOMPOSITIONS, as_products
+from holdfast.models.normalisation import own_formulas
 
 _WARM_UP = 3  # runs before a capture; libraries choose their kernels and buffers in the first runs
 
@@ -181,17 +182,23 @@ class Program:
         ]
 
     def traced(self) -> torch.fx.GraphModule:
-        """Return the step as a list of tensor operations, without the Python code of the model, the loss and
-        the update."""
-        with as_products():
-            return _traced(self._step, self.memory)
+        """Return the step, of a single row its gradients, as a list of tensor operations, without the Python
+        code of the model, the loss and the update."""
+        if not self.structure.alone:
+            with as_products():
+                return _traced(self._step, self.memory)
+        inputs = self._inputs_alone()
+        try:
+            return _traced(partial(self._gradients_alone, innermost=True), *inputs)
+        except RuntimeError:  # a user's x.view(len(x), -1) depends on PyTorch's own order
+            return _traced(self._gradients_alone, *inputs)
 
     def _advance(self) -> Callable[[], None]:
         compiles = self.structure.compiled and self.structure.device.type == "cuda"
         if self.structure.alone:
             gradients = self._gradients_alone
             if compiles and self._run is None:
-                traced = Traced.of(_traced(gradients, *self._inputs_alone()))
+                traced = Traced.of(self.traced())
                 gradients = compiled(traced, self.structure.device, self.structure.precision)
             return partial(self._step_alone, gradients)
         step: Callable[[Tensors], Tensors] = self._step
@@ -268,8 +275,12 @@ class Program:
         return _under(own, "params."), _under(own, "buffers."), first, dropout[0]
 
     def _gradients_alone(
-        self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor
+        self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, innermost: bool = False
     ) -> tuple[list[Tensor], Tensor, Tensors]:
+        """Return gradients, loss and new buffers. Convolutions of one client are those of cuDNN, which are
+        made for images with their channels innermost and copies others before and after."""
+        if innermost and batch.x.ndim == 4:
+            batch = batch._replace(x=batch.x.contiguous(memory_format=torch.channels_last))
         fresh = {name: tensor.clone() for name, tensor in buffers.items()}
         grads, value = self._stepper.gradients(
             list(self.structure.wanted), params, fresh, batch, key, self.structure.full, alone=True
@@ -326,9 +337,10 @@ def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
 
 
 def _traced(function: Callable[..., Any], *inputs: Any) -> torch.fx.GraphModule:
-    return make_fx(lambda *given: function(*given), DECOMPOSITIONS, "fake", _allow_non_fake_inputs=True)(
-        *inputs
-    )
+    with own_formulas():
+        return make_fx(lambda *given: function(*given), DECOMPOSITIONS, "fake", _allow_non_fake_inputs=True)(
+            *inputs
+        )
 
 
 def _under(memory: Tensors, prefix: str) -> Tensors:

@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdfast.models.half_activations import rounding
+from holdfast.models.normalisation import group_norm, own_formulas_asked
+
 # internals of vmap: the public way, an autograd.Function, costs 0.3 ms per call
 try:
     from torch._C._functorch import (
@@ -68,7 +71,12 @@ class UnfoldedGroupNorm(nn.GroupNorm):
     """A GroupNorm that works under vmap: PyTorch's asks for the memory layout, which vmap cannot give when
     channels are innermost."""
 
+    returns_wide = True
+
     def forward(self, x: Tensor) -> Tensor:
+        if has_own_formula(x):
+            with torch.autocast(x.device.type, enabled=False):
+                return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
         return super().forward(x.contiguous() if is_batchedtensor(x) else x)
 
 
@@ -129,12 +137,13 @@ def _fold_back(
 ) -> Tensor:
     """Sum patches back into images: the gradient of F.unfold. A compiler would add with atomics, whose order,
     and so the last bits, change from run to run, or be slow; here every pixel gathers its values in a fixed
-    order."""
+    order, as float32 where patches are bfloat16."""
     out = [
         (side + 2 * p - d * (k - 1) - 1) // s + 1
         for side, p, d, k, s in zip(size, padding, dilation, kernel, stride, strict=True)
     ]
-    pieces = patches.reshape(patches.shape[0], -1, *kernel, *out)
+    wide = patches.float() if patches.dtype == torch.bfloat16 else patches
+    pieces = wide.reshape(patches.shape[0], -1, *kernel, *out)
     total = None
     for i in range(kernel[0]):
         for j in range(kernel[1]):
@@ -149,7 +158,14 @@ def _fold_back(
             here = F.pad(piece, (start[1], after[1], start[0], after[0]))
             total = here if total is None else total + here
     assert total is not None
-    return total[..., padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+    inside = total[..., padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+    return inside.to(patches.dtype)
+
+
+def has_own_formula(x: Tensor) -> bool:
+    """Whether GroupNorm and BatchNorm take a pass over this input as in normalisation.py: in a program that
+    is compiled, with activations in bfloat16, and in every stack on another device than the CPU."""
+    return own_formulas_asked() or rounding() or (x.device.type != "cpu" and is_batchedtensor(x))
 
 
 def _spread(images: Tensor, stride: list[int]) -> Tensor:

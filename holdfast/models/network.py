@@ -11,18 +11,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.core.device import Precision
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key, combine, to_uniform
-from holdfast.models.batched_convolution import batch_norm, folded, unfolded
+from holdfast.models.batched_convolution import batch_norm, folded, has_own_formula, unfolded
 from holdfast.models.calling import stackable
 from holdfast.models.features import NO_HEAD
+from holdfast.models.half_activations import computing, rounded, rounded_names, rounding
 from holdfast.models.keyed_draws import ALWAYS, KeyedDraws, UnkeyedDraw
+from holdfast.models.normalisation import masked_batch_norm
 from holdfast.models.own_module import with_head
 
 T = TypeVar("T")
@@ -122,6 +126,20 @@ class Network:
         """Whether a training step draws random numbers, beyond the order of its samples."""
         return bool(self.keyed) or self.draws
 
+    def computing(self, device: torch.device, precision: Precision) -> AbstractContextManager[None]:
+        """Within this context the model and its loss compute with this precision."""
+        return computing(self.module, self.head_name, device, precision)
+
+    def computed_with(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return parameters as layers compute with them, within `computing`."""
+        if not rounding():
+            return params
+        return {name: rounded(p) if name in self._rounded_names else p for name, p in params.items()}
+
+    @cached_property
+    def _rounded_names(self) -> frozenset[str]:
+        return rounded_names(self.module)
+
     def drawing(self, key: Tensor | None) -> AbstractContextManager[object]:
         """Within this context the functions of a forward pass draw by this key; without a key, as in
         evaluation, they may not draw."""
@@ -167,7 +185,8 @@ class _KeyedDropout(nn.Module):
         self._calls = self._calls + 1 if self._last is self.dropout_key else 0
         self._last = self.dropout_key
         layer = self.layer + (self._calls << 32)
-        keep = to_uniform(combine(combine(self.dropout_key, layer), counter), x.dtype) >= self.p
+        fine = torch.float32 if rounding() else x.dtype  # bfloat16 is too coarse to draw with a probability
+        keep = to_uniform(combine(combine(self.dropout_key, layer), counter), fine) >= self.p
         return torch.where(keep, x / (1.0 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
@@ -175,6 +194,7 @@ class _MaskedBatchNorm(nn.Module):
     """BatchNorm whose batch statistics count real samples only (a padded batch would shift them), with the
     original's tensor names."""
 
+    returns_wide = True
     padding_mask: Tensor
     weight: Tensor | None
     bias: Tensor | None
@@ -196,6 +216,13 @@ class _MaskedBatchNorm(nn.Module):
             return batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
+        if self._has_own_formula(x):
+            mask = self.padding_mask if self.padding_mask.shape[0] else None
+            with torch.autocast(x.device.type, enabled=False):
+                out, mean, var = masked_batch_norm(x, mask, self.weight, self.bias, self.eps)
+            real = x.new_full((), x.shape[0], dtype=mean.dtype) if mask is None else mask.sum().clamp(min=1)
+            self._follow(mean, var, real * x[0, 0].numel())
+            return out
         if not self.padding_mask.shape[0] and self.momentum is not None and x.numel() > x.shape[1]:
             if self.training and self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
@@ -203,6 +230,18 @@ class _MaskedBatchNorm(nn.Module):
                 x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps
             )
         mean, var, count = self._statistics(x)
+        self._follow(mean.detach(), var.detach(), count)
+        view = [1, -1, *[1] * (x.ndim - 2)]
+        out = (x - mean.view(view)) / torch.sqrt(var.view(view) + self.eps)
+        if self.weight is not None and self.bias is not None:
+            out = out * self.weight.view(view) + self.bias.view(view)
+        return out
+
+    def _has_own_formula(self, x: Tensor) -> bool:
+        return has_own_formula(x) or (x.device.type != "cpu" and bool(self.padding_mask.shape[0]))
+
+    def _follow(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        """Move the running statistics towards those of this batch."""
         if (
             self.training
             and self.running_mean is not None
@@ -211,16 +250,11 @@ class _MaskedBatchNorm(nn.Module):
         ):
             self.num_batches_tracked.add_(1)
             factor = (
-                self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(x.dtype)
+                self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(mean.dtype)
             )
-            unbiased = var.detach() * (count / (count - 1).clamp(min=1))
-            self.running_mean.copy_(self.running_mean * (1 - factor) + mean.detach() * factor)
+            unbiased = var * (count / (count - 1).clamp(min=1))
+            self.running_mean.copy_(self.running_mean * (1 - factor) + mean * factor)
             self.running_var.copy_(self.running_var * (1 - factor) + unbiased * factor)
-        view = [1, -1, *[1] * (x.ndim - 2)]
-        out = (x - mean.view(view)) / torch.sqrt(var.view(view) + self.eps)
-        if self.weight is not None and self.bias is not None:
-            out = out * self.weight.view(view) + self.bias.view(view)
-        return out
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, biased variance and number of values per channel."""

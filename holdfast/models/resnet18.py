@@ -12,6 +12,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.registry import register, setting
 from holdfast.models.backbone_head import BackboneHead, image_shape
 from holdfast.models.base import NetworkPart
+from holdfast.models.half_activations import rounded
 
 Norm = Literal["group", "batch"]
 
@@ -34,7 +35,7 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(inner)) + self.short(x))
+        return F.relu(rounded(self.norm2(self.conv2(inner))) + self.short(x))
 
 
 class _Mean(nn.Module):

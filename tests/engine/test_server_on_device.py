@@ -14,7 +14,8 @@ from torch import Tensor
 from holdfast.engine.client_stack import ClientStack
 from holdfast.experiment import runner
 from holdfast.methods import fedgc
-from holdfast.storage.host_copy import HostCopy
+from holdfast.storage import store
+from holdfast.storage.store import PreparedRound
 from tests.checks.method_cases import hard
 from tests.helpers import assert_same, built_in, everything, run_all
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
@@ -41,7 +42,8 @@ def servers_on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]
         correction = fedgc.correction
         patch.setattr(fedgc, "correction", corrected_on_host)
         uncounted(ClientStack, "perform")
-        uncounted(HostCopy, "__init__")
+        uncounted(store, "_pack")
+        uncounted(PreparedRound, "copy")
         patch.setattr(runner, "home_of", lambda plan, device: gpu.device)
         yield gpu
 

@@ -1,0 +1,1 @@
+"""What benchmarks/convolution_kernel.py measures: convolutions of stacked clients by Triton kernels."""

@@ -1,0 +1,175 @@
+"""Whether the kernels are right: slow references in plain PyTorch, and how far a result may be from them.
+Kernels are imported when a check runs, so that the references work without Triton."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .layer import Choice, Kind, Mode, Shape
+
+TOLERANCE = {"float64": 1e-10, "tf32": 1.25 * 2**-9, "bf16": 1.25 * 2**-7}
+"""float64: the largest difference allowed. tf32, bf16: the largest difference as a share of the sum of the
+absolute products. TF32 keeps 10 binary places and may cut the rest off, which changes a factor by less than
+2**-10 and a product by less than 2**-9; bf16 keeps 7 and rounds. The quarter is for the sums in float32."""
+
+
+def by_taps(x: Tensor, weight: Tensor, bias: Tensor, g: Tensor, padding: int) -> tuple[Tensor, ...]:
+    """Convolve images [n, batch, inside, h, w] with each client's weights [n, outside, inside, k, k]; return
+    the results and, for the gradient `g` of the results, those of images, weights and biases. A loop over
+    the places of a kernel, each a sum over channels."""
+    h, w = g.shape[-2:]
+    padded = F.pad(x, (padding,) * 4)
+    out = bias[:, None, :, None, None].expand_as(g).clone()
+    of_weight, of_padded = torch.zeros_like(weight), torch.zeros_like(padded)
+    for i in range(weight.shape[-2]):
+        for j in range(weight.shape[-1]):
+            seen = padded[..., i : i + h, j : j + w]
+            out += torch.einsum("nbchw,noc->nbohw", seen, weight[..., i, j])
+            of_weight[..., i, j] = torch.einsum("nbchw,nbohw->noc", seen, g)
+            of_padded[..., i : i + h, j : j + w] += torch.einsum("nbohw,noc->nbchw", g, weight[..., i, j])
+    rows, columns = (slice(padding, side + padding) for side in x.shape[-2:])
+    return out, of_padded[..., rows, columns], of_weight, g.sum((1, 3, 4))
+
+
+def by_torch(x: Tensor, weight: Tensor, bias: Tensor, g: Tensor, padding: int) -> tuple[Tensor, ...]:
+    """The same by torch.nn.functional.conv2d, one client after the other."""
+    found = []
+    for client in zip(x, weight, bias, g, strict=True):
+        images, own, shift = (tensor.detach().requires_grad_() for tensor in client[:3])
+        out = F.conv2d(images, own, shift, padding=padding)
+        found.append((out.detach(), *torch.autograd.grad(out, (images, own, shift), client[3])))
+    return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+
+
+def windows(images: Tensor) -> Tensor:
+    """Return [..., h / 2, w / 2, 4]: the pixels that a pooling by 2 compares, row by row."""
+    return images.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).transpose(-3, -2).flatten(-2)
+
+
+def winners(images: Tensor) -> Tensor:
+    """Return which pixel of each window a ReLU and a pooling by 2 let through; 4: none is above zero."""
+    best = windows(images).max(-1)
+    return torch.where(best.values > 0, best.indices, 4).to(torch.uint8)
+
+
+def spread(g: Tensor, winner: Tensor) -> Tensor:
+    """Return the gradients before ReLU and pooling: a window's goes to its winner, or to nobody."""
+    own = torch.where(winner[..., None] == torch.arange(4, device=g.device), g[..., None], 0.0)
+    return own.unflatten(-1, (2, 2)).transpose(-3, -2).flatten(-2).flatten(-3, -2)
+
+
+def numbers(shape: Shape, clients: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    """Return images, weights, biases and gradients of the layer's results: normal numbers, the weights scaled
+    so that results are about as large as the images."""
+    luck = torch.Generator(device).manual_seed(shape.patch + clients)
+    sizes = shape.images, shape.weight, (shape.outside,), shape.result
+    made = [torch.randn(clients, *size, generator=luck, dtype=dtype, device=device) for size in sizes]
+    made[1] /= shape.patch**0.5
+    return tuple(made)
+
+
+def shares(choice: Choice, device: str, clients: int = 3) -> dict[str, Any]:
+    """Return the largest error of each of the kernels that have blocks, as a share of what is allowed, and
+    whether a second run and the last client alone have the same bits."""
+    shape, mode, padding = choice.shape, choice.mode, choice.shape.padding
+    given = numbers(shape, clients, torch.float64 if mode == "float64" else torch.float32, device)
+    *exact, g = (tensor.double() for tensor in given)
+    before, winner = g, None
+    if shape.pooled:
+        size = clients, shape.batch, shape.outside, shape.out, shape.out
+        winner = winners(by_torch(*exact, g.new_zeros(size), padding)[0])
+        before = spread(g, winner)
+    wanted = by_torch(*exact, before, padding)
+    scales = by_taps(*(tensor.abs() for tensor in exact), before.abs(), padding)
+    first, again, alone = (dict(_results(choice, given, winner, clients=part)) for part in (0, 0, 1))
+    found: dict[str, Any] = {}
+    for kind, got in first.items():
+        if kind == "forward" and shape.pooled:
+            found[kind] = _pooled_share(*got, wanted[0], scales[0], mode)
+            continue
+        places = {"forward": (0,), "weights": (2, 3), "images": (1,)}[kind]
+        pairs = zip(got, places, strict=False)
+        found[kind] = max(_share(value, wanted[place], scales[place], mode) for value, place in pairs)
+    found["same_bits"] = all(
+        torch.equal(a, b) and torch.equal(a[-1:], c)
+        for kind in first
+        for a, b, c in zip(first[kind], again[kind], alone[kind], strict=True)
+    )
+    return found
+
+
+def right(found: dict[str, Any]) -> bool:
+    """Return whether all errors are allowed and all bits the same."""
+    return found["same_bits"] and all(value <= 1 for kind, value in found.items() if kind != "same_bits")
+
+
+def _results(
+    choice: Choice, given: tuple[Tensor, ...], winner: Tensor | None, clients: int
+) -> Iterator[tuple[Kind, list[Tensor]]]:
+    """Yield what the kernels compute for the last clients; 0: for all."""
+    from . import kernels
+
+    x, weight, bias, g = (tensor[-clients:].clone() for tensor in given)
+    x, g = kernels.arranged(x, choice.reads_innermost), kernels.arranged(g, choice.innermost)
+    won = g if winner is None else kernels.arranged(winner[-clients:].clone(), choice.innermost)
+    if "forward" in choice.blocks:
+        yield "forward", list(kernels.forward(x, weight, bias, choice))
+    if "weights" in choice.blocks:
+        yield "weights", list(kernels.parted(kernels.of_weights(x, g, won, choice), choice))
+    if "images" in choice.blocks:
+        yield "images", [kernels.of_images(g, won, weight, choice)]
+
+
+def _share(values: Tensor, wanted: Tensor, scale: Tensor, mode: Mode) -> float:
+    """Return the largest error as a share of what the tolerance allows; NaN counts as infinite."""
+    error = (values.double() - wanted).abs()
+    allowed = TOLERANCE[mode] * (torch.ones_like(scale) if mode == "float64" else scale)
+    return float((error / allowed.clamp(min=1e-30)).nan_to_num(torch.inf, torch.inf).max())
+
+
+def _pooled_share(result: Tensor, winner: Tensor, out: Tensor, scale: Tensor, mode: Mode) -> float:
+    """The same for pooled results. A window may have another winner than exact sums give it where the
+    difference is within the tolerance of both."""
+    values, scales = windows(out), windows(scale).amax(-1)
+    best = values.amax(-1).clamp(min=0)
+    named = torch.cat([values, torch.zeros_like(values[..., :1])], -1)
+    chosen = named.gather(-1, winner.long()[..., None])[..., 0]
+    return max(_share(result, best, scales, mode), _share(chosen, best, 2 * scales, mode))
+
+
+def built_for_h200(kind: Kind, choice: Choice) -> dict[str, int | None]:
+    """Compile a kernel for an H200, which need not be here; return the bytes of shared memory of a program
+    and the registers of a thread, and how many bytes of a thread do not fit into them."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from . import kernels
+
+    kernel, settings, blocks = kernels.KERNELS[kind], kernels.constants(kind, choice), choice.blocks[kind]
+    names, number = kernel.arg_names, "*fp64" if choice.mode == "float64" else "*fp32"
+    types = {name: "constexpr" if name in settings else number for name in names}
+    if choice.shape.pooled and "winner" in types:
+        types["winner"] = "*u8"
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name not in settings}
+    constants = {(names.index(name),): value for name, value in settings.items()}
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    source, target = ASTSource(kernel, types, constants, aligned), GPUTarget("cuda", 90, 32)
+    built = triton.compile(source, target=target, options=options)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True).stdout
+    used = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    registers, spilled = (int(used[1]), int(used[2])) if used else (None, None)
+    return {"shared": built.metadata.shared, "registers": registers, "spilled": spilled}
