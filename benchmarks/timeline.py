@@ -42,7 +42,10 @@ PARTS = {
         "holdfast.engine.client_stack:ClientStack.local",
         "holdfast.engine.client_stack:ClientStack._task",
     ),
-    "private rows read": ("holdfast.engine.simulator:private_rows",),
+    "private rows read": (
+        "holdfast.engine.simulator:private_rows",
+        "holdfast.engine.device_rows:DeviceRows.read",
+    ),
     "client half": ("holdfast.engine.client_task:perform",),
     "training": ("holdfast.local.client:fit",),
     "evaluation": ("holdfast.engine.client_task:_measure", "holdfast.evaluation.metrics:of_round"),
@@ -52,7 +55,11 @@ PARTS = {
     "screening": ("holdfast.core.screening:screen",),
     "servers": ("holdfast.engine.lockstep:RunDriver.turn",),
     "round written down": ("holdfast.experiment.records:prepare_round",),
-    "commit": ("holdfast.storage.store:commit_all",),
+    "commit": (
+        "holdfast.storage.store:write_all",
+        "holdfast.storage.write_behind:WriteBehind.begin",
+        "holdfast.storage.write_behind:WriteBehind.done",
+    ),
     "disk": ("holdfast.storage.store:_wait_for_disk",),
 }
 """What is watched: functions by part. Where one calls another, the inner one counts."""
