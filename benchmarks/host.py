@@ -34,6 +34,7 @@ from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.local import client as local_client
 from holdfast.local.fit import Fitted
+from holdfast.storage import write_behind
 from holdfast.sweeps.runner import results_of, sweep
 
 RULES = ("mean", "multi-krum", "median", "rfa", "trimmed-mean", "clustered", "fltrust", "fedcap")
@@ -44,7 +45,8 @@ PARTS = {
     "what clients send, read and dealt out": (simulator, "each"),
     "servers": (lockstep, "each"),
     "computed for servers": (lockstep, "answered"),
-    "committed or waited for": (lockstep.Commits, "commit"),
+    "committed": (lockstep.Commits, "commit"),
+    "commits waited for": (write_behind.WriteBehind, "done"),
 }
 WHOLE = "a whole round"
 

@@ -82,9 +82,13 @@ class DeviceRows:
         taken = self._take(slots, len(whose))
         if not taken:
             return
-        places, where = self._index(taken), to_device(where[: len(taken)], self.device)
-        for name, value in state.items():
-            slots.rows[name].index_copy_(0, places, value.detach().to(self.device)[where])
+        try:
+            places, where = self._index(taken), to_device(where[: len(taken)], self.device)
+            for name, value in state.items():
+                slots.rows[name].index_copy_(0, places, value.detach().to(self.device)[where])
+        except torch.OutOfMemoryError:
+            slots.free += taken
+            return
         for (rows, client), slot in zip(whose, taken, strict=False):
             rows.keep_slot(client, slot, slots.free)
 
@@ -141,7 +145,7 @@ class DeviceRows:
         the round before."""
         before = slots.count
         row = sum(value.shape[1:].numel() * value.itemsize for value in slots.rows.values())
-        left = self.bound - sum(each.size for each in self._slots.values())
+        left = self.bound - sum(other.size for other in self._slots.values())
         count = min(2 * before + 2 * missing, left // max(row, 1))
         if count <= before:
             return

@@ -19,7 +19,7 @@ class HostCopy:
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         self.tensors: State = {name: _copied(value.detach()) for name, value in tensors.items()}
-        self._streams = [
+        self._copying = [
             torch.cuda.current_stream(device).record_event()
             for device in {value.device for value in tensors.values() if value.is_cuda}
         ]
@@ -27,9 +27,9 @@ class HostCopy:
 
     def wait(self) -> State:
         """The tensors, which are contiguous and share no memory."""
-        while self._streams:
-            self._streams[-1].synchronize()
-            self._streams.pop()
+        for event in self._copying:
+            event.synchronize()
+        self._copying = []
         return self.tensors
 
 

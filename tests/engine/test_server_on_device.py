@@ -25,8 +25,7 @@ from holdfast.methods.averaging import Averaging
 from holdfast.methods.context import Context
 from holdfast.methods.fedavg import FedAvg
 from holdfast.server_optimizers.base import ServerOptimizer, Step
-from holdfast.storage import store
-from holdfast.storage.store import PreparedRound
+from holdfast.storage.host_copy import HostCopy
 from tests.checks.method_cases import hard
 from tests.helpers import assert_same, built_in, everything, run_all
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
@@ -53,8 +52,7 @@ def servers_on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]
         correction = fedgc.correction
         patch.setattr(fedgc, "correction", corrected_on_host)
         uncounted(ClientStack, "perform")
-        uncounted(store, "_pack")
-        uncounted(PreparedRound, "copy")
+        uncounted(HostCopy, "__init__")
         patch.setattr(runner, "home_of", lambda plan, device: gpu.device)
         yield gpu
 
