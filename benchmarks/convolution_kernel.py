@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-LIMITS = {"equality": 80.0, "blocks": 130.0, "layers": 130.0, "step": 100.0}  # seconds
+LIMITS = {"equality": 60.0, "blocks": 150.0, "layers": 120.0, "step": 120.0}  # seconds
 _WHOLE = 465.0  # seconds after which the script ends, whatever it does
 PAYS = 1.3
 
