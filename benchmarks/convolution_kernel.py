@@ -24,8 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-LIMITS = {"equality": 60.0, "blocks": 150.0, "layers": 120.0, "step": 120.0}  # seconds
-_WHOLE = 465.0  # seconds after which the script ends, whatever it does
+LIMITS = {"equality": 75.0, "blocks": 140.0, "layers": 120.0, "step": 120.0}  # seconds
+_WHOLE = 470.0  # seconds after which the script ends, whatever it does
 PAYS = 1.3
 
 
