@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 def equality(part: Part, setting: Setting) -> None:
     """Compare the kernels with torch's convolution of each client in float64, and their bits with their
     own."""
-    part.report.say(
-        "  largest error as a share of what is allowed: 1e-10 in float64; in TF32 and bf16 a part"
-    )
-    part.report.say("  of the sum of absolute products, 1.25 * 2**-9 and 1.25 * 2**-7 (checks.py says why)")
+    part.report.say("  largest error as a share of what is allowed: 1e-10 in float64; in TF32 and bf16")
+    part.report.say("  1.25 * 2**-9 and 1.25 * 2**-7 of the sum of absolute products (checks.py says why)")
     modes: tuple[Mode, ...] = ("float64", "tf32", "bf16")
     for place, shape in enumerate(SMALL):
         blocks = {kind: SLOW._replace(turned=place % 2 == 1) for kind in shape.kinds}
