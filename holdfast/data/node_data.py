@@ -22,9 +22,9 @@ from holdfast.core.errors import DataError, HoldfastError
 from holdfast.core.keys import Key
 from holdfast.data.cache import New, cached
 from holdfast.data.columns import kind_of, numbers
+from holdfast.data.decode_image import ImageFormat
 from holdfast.data.federation import Federation
 from holdfast.data.hashed_words import WordHasher
-from holdfast.data.decode_image import ImageFormat
 from holdfast.data.images import COLUMNS, decode_images
 from holdfast.data.labels import read_labels
 from holdfast.data.layout import EXPECTED, choose_test, find_splits
