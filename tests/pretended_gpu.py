@@ -12,6 +12,7 @@ fork workers any more. So clients are trained on the host, within `gpu.not_count
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,16 +39,20 @@ class PretendedGpu:
     bytes_to_host: int = 0
     bytes_to_device: int = 0
     largest_read: int = 0
-    counting: bool = True
+    _of_thread: threading.local = field(default_factory=threading.local)
+
+    @property
+    def counting(self) -> bool:
+        return getattr(self._of_thread, "counting", True)
 
     @contextmanager
     def not_counted(self) -> Iterator[None]:
-        """What happens in here does not count."""
-        before, self.counting = self.counting, False
+        """What this thread does in here does not count."""
+        before, self._of_thread.counting = self.counting, False
         try:
             yield
         finally:
-            self.counting = before
+            self._of_thread.counting = before
 
     def read(self, size: int) -> None:
         if self.counting:
@@ -217,6 +222,9 @@ def _registered() -> torch.library.Library:
     library.impl("empty.memory_format", _new, "PrivateUse1")
     library.impl("empty_strided", _new_strided, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
+    # with a kernel of its own it reaches the class whole; in parts it would change a shape in place, which
+    # an object of the class cannot show
+    library.impl("matmul", torch.matmul, "PrivateUse1")
     return library
 
 

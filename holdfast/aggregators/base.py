@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Self
 
+import torch
 from pydantic import field_validator, model_validator
 from torch import Tensor
 
 from holdfast.aggregators import ordered
+from holdfast.core.device import to_device
 from holdfast.core.flat import Layout
 from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
+from holdfast.core.together import stacked
 from holdfast.core.types import State
 
 
@@ -99,6 +102,12 @@ class Aggregator(Part):
         client."""
         return Reduced(*ordered.median(x, ctx.ids), state, fallback=True)
 
+    def fall_back_together(
+        self, x: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        value, weights = ordered.median(x, ids_of(contexts))
+        return separate(value, weights, states, [True] * len(states))
+
     @field_validator("f")
     @classmethod
     def _sensible(cls, f: float | None) -> float | None:
@@ -128,6 +137,27 @@ class Aggregator(Part):
     def layers(self) -> tuple[Aggregator, list[Wrapper]]:
         """The innermost rule and the wrappers around it, from the inside out: as a config spells them."""
         return self, []
+
+
+def ids_of(contexts: Sequence[AggregationContext]) -> Tensor:
+    """[c, n]: the ids of several experiments' clients."""
+    return torch.stack([ctx.ids for ctx in contexts])
+
+
+def vectors(parts: Sequence[Tensor], x: Tensor) -> Tensor:
+    """Several experiments' tensors as one, with the device and the dtype of x; not to be written to."""
+    return stacked([to_device(part, x.device).to(x.dtype) for part in parts])
+
+
+def separate(
+    values: Tensor,
+    weights: Tensor,
+    states: Sequence[State],
+    fallbacks: Sequence[bool] | None = None,
+) -> list[Reduced]:
+    """Results [c, d] and weights [c, n] of several experiments, one by one."""
+    fell = fallbacks or [False] * len(states)
+    return [Reduced(*each) for each in zip(values, weights, states, fell, strict=True)]
 
 
 def how_many(f: float, n: int) -> int:

@@ -9,23 +9,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.geometry import cosines, norms
-from holdfast.aggregators.ordered import by_id
+from holdfast.aggregators.geometry import cosines, norms, weighted
+from holdfast.aggregators.ordered import arranged, by_id
+from holdfast.core.device import to_device
 
 
 def at_odds(x: Tensor, w: Tensor, mean_below: float | None, max_above: float | None) -> bool:
     """Whether clients pull in different directions: the mean update is short, but some updates are long."""
-    if mean_below is not None and bool(norms((w @ x)[None]) >= mean_below):
-        return False
-    return max_above is None or bool(norms(x).max() > max_above)
+    return bool(pull_apart(x, w, mean_below, max_above))
+
+
+def pull_apart(x: Tensor, w: Tensor, mean_below: float | None, max_above: float | None) -> Tensor:
+    """The same as a tensor, one for each experiment of x [..., n, d]."""
+    found = torch.ones(x.shape[:-2], dtype=torch.bool, device=x.device)
+    if mean_below is not None:
+        found &= ~(norms(weighted(w, x)[..., None, :])[..., 0] >= mean_below)
+    if max_above is not None:
+        found &= norms(x).amax(dim=-1) > max_above
+    return found
 
 
 def bipartition(x: Tensor, ids: Tensor, complete: bool = False) -> Tensor:
     """bool[n], one of the two parts: the cut makes the largest cosine across it as small as it can be, which
     is what single linkage does. Ties between cuts are broken by the ids, not by the order of replies."""
     order = by_id(ids, x)
-    part = two_parts((1 - cosines(x))[order][:, order], complete)
+    part = two_parts(arranged(1 - cosines(x), order), complete)
     return torch.empty_like(part).index_copy_(0, order, part)
+
+
+def bipartitions(x: Tensor, ids: Tensor, complete: bool = False) -> Tensor:
+    """bool[c, n]: the same for several experiments. What is near to what is a small table: the host cuts
+    them, and waits for the device once."""
+    order = by_id(ids, x)
+    tables = arranged(1 - cosines(x), order).cpu()
+    parts = torch.stack([two_parts(table, complete) for table in tables])
+    return torch.empty_like(parts, device=x.device).scatter_(-1, order, to_device(parts, x.device))
 
 
 def two_parts(apart: Tensor, complete: bool) -> Tensor:

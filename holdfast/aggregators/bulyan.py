@@ -3,16 +3,17 @@ ICML 2018)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
 from holdfast.aggregators.geometry import blocks, distances
 from holdfast.aggregators.krum import one_by_one
-from holdfast.aggregators.ordered import by_id, columns_in_order, spread
+from holdfast.aggregators.ordered import by_id, columns_in_order, tally
+from holdfast.core.device import to_device
 from holdfast.core.registry import register
 from holdfast.core.types import State
 
@@ -48,17 +49,28 @@ class Bulyan(Aggregator):
         return self.f is None
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        n, f = len(x), ctx.assumed
-        if n < self.least(f):
+        if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
-        chosen = one_by_one(distances(x), f, n - 2 * f, ctx.ids)
-        order = chosen[by_id(ctx.ids.to(x.device)[chosen], x)]
-        value, counts = torch.empty_like(x[0]), torch.zeros_like(order)
-        for columns in blocks(x):
-            value[columns], found = _around_the_median(*columns_in_order(x, order, columns), n - 4 * f)
-            counts += found
-        everyone = counts.new_zeros(n).index_copy_(0, order, counts)
-        return Reduced(value, spread(everyone, torch.arange(n, device=x.device), x.dtype), state)
+        return Reduced(*chosen_and_trimmed(x, ctx.ids, ctx.assumed), state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if x.shape[1] < self.least(contexts[0].assumed):
+            return self.fall_back_together(x, states, contexts)
+        return separate(*chosen_and_trimmed(x, ids_of(contexts), contexts[0].assumed), states)
+
+
+def chosen_and_trimmed(x: Tensor, ids: Tensor, f: int) -> tuple[Tensor, Tensor]:
+    n, ids = x.shape[-2], to_device(ids, x.device)
+    chosen = one_by_one(distances(x), f, n - 2 * f, ids)
+    order = chosen.gather(-1, by_id(ids.gather(-1, chosen), x))
+    value, counts = torch.empty_like(x[..., 0, :]), torch.zeros_like(order)
+    for columns in blocks(x):
+        value[..., columns], found = _around_the_median(*columns_in_order(x, order, columns), n - 4 * f)
+        counts += found
+    shares = (counts.double() / counts.sum(dim=-1, keepdim=True)).to(x.dtype)
+    return value, x.new_zeros(x.shape[:-1]).scatter_(-1, order, shares)
 
 
 def _around_the_median(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -66,10 +78,11 @@ def _around_the_median(values: Tensor, places: Tensor, count: int) -> tuple[Tens
     in them. In ascending order these lie side by side: their window moves up as long as the value it leaves
     is farther off than the one it takes in. Of equal values at its lower end it has those of the highest ids,
     which makes a difference to the weights only."""
-    m = values.shape[1]
-    middle = values[:, (m - 1) // 2 : m // 2 + 1].mean(dim=1, keepdim=True)
-    start = (middle - values[:, : m - count] > values[:, count:] - middle).sum(dim=1, keepdim=True)
-    value = values.gather(1, start + torch.arange(count, device=values.device)).mean(dim=1)
+    d, m = values.shape[-2:]
+    middle = values[..., (m - 1) // 2 : m // 2 + 1].mean(dim=-1, keepdim=True)
+    up = middle - values[..., : m - count] > values[..., count:] - middle
+    start = up.sum(dim=-1, keepdim=True)
+    value = values.gather(-1, start + torch.arange(count, device=values.device)).mean(dim=-1)
     outside = torch.arange(m - count, device=values.device)  # fewer to count than those in it
     outside = torch.where(outside < start, outside, outside + count)
-    return value, len(values) - places.gather(1, outside).flatten().bincount(minlength=m)
+    return value, d - tally(places.gather(-1, outside), m)

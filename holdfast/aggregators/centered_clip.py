@@ -3,14 +3,15 @@ et al., ICML 2021)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import norms
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, separate, vectors
+from holdfast.aggregators.geometry import norms, weighted
+from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -45,8 +46,22 @@ class CenteredClip(Aggregator):
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
-        centre, weights = state.get("centre", torch.zeros_like(x[0])), w
+        before = to_device(state["centre"], x.device) if "centre" in state else torch.zeros_like(x[0])
+        centre, weights = self.clipped(x, w, before)
+        return Reduced(centre, weights, {"centre": centre.clone()})
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if x.shape[1] < self.least(contexts[0].assumed):
+            return self.fall_back_together(x, states, contexts)
+        start = torch.zeros_like(x[0, 0])
+        centre, weights = self.clipped(x, w, vectors([state.get("centre", start) for state in states], x))
+        return separate(centre, weights, [{"centre": kept} for kept in centre.clone()])
+
+    def clipped(self, x: Tensor, w: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+        w = weights = to_device(w, x.device)
         for _ in range(self.iterations):
             weights = w * (self.radius / norms(x, centre)).clamp_(max=1).to(w.dtype)
-            centre = (1 - weights.sum()) * centre + weights @ x
-        return Reduced(centre, weights / weights.sum(), {"centre": centre.clone()})
+            centre = (1 - weights.sum(dim=-1, keepdim=True)) * centre + weighted(weights, x)
+        return centre, weights / weights.sum(dim=-1, keepdim=True)

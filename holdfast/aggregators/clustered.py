@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.bipartition import at_odds, bipartition
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
+from holdfast.aggregators.bipartition import at_odds, bipartition, bipartitions, pull_apart
+from holdfast.aggregators.geometry import weighted
 from holdfast.aggregators.ordered import by_id
+from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -51,11 +53,31 @@ class Clustered(Aggregator):
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
-        weights = w
+        weights = w = to_device(w, x.device)
         if len(x) > 2 and at_odds(x, w, self.mean_below, self.max_above):
-            part = bipartition(x, ctx.ids, complete=self.variant == "authors")
-            larger = 2 * part.sum() - len(x)
-            stays = part == ((larger > 0) | (larger == 0) & part[by_id(ctx.ids, x)[0]])
-            weights = torch.where(stays, w, 0)
-            weights = weights / weights.sum() if bool(weights.sum() > 0) else stays.to(w.dtype) / stays.sum()
-        return Reduced(weights @ x, weights, state)
+            weights = larger(bipartition(x, ctx.ids, complete=self.variant == "authors"), w, ctx.ids)
+        return Reduced(weighted(weights, x), weights, state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if x.shape[1] < self.least(contexts[0].assumed):
+            return self.fall_back_together(x, states, contexts)
+        weights = w = to_device(w, x.device)
+        if x.shape[1] > 2:
+            ids = ids_of(contexts)
+            cut = larger(bipartitions(x, ids, complete=self.variant == "authors"), w, ids)
+            apart = pull_apart(x, w, self.mean_below, self.max_above)
+            weights = torch.where(apart[:, None], cut, w)
+        return separate(weighted(weights, x), weights, states)
+
+
+def larger(part: Tensor, w: Tensor, ids: Tensor) -> Tensor:
+    """The weights of the larger of two parts; of equal ones, of that with the lowest id."""
+    first = part.gather(-1, by_id(ids, part)[..., :1])
+    more = (2 * part.sum(dim=-1) - part.shape[-1])[..., None]
+    stays = part == ((more > 0) | (more == 0) & first)
+    weights = torch.where(stays, w, 0)
+    total = weights.sum(dim=-1, keepdim=True)
+    even = stays.to(w.dtype) / stays.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, weights / total, even)

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
+from holdfast.aggregators.geometry import CUDA_BLOCK, product, weighted
 from holdfast.aggregators.ordered import by_id, equal_weights
+from holdfast.core.device import to_device
+from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -51,34 +54,66 @@ class DnC(Aggregator):
         return self.f is None
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        n, d = x.shape
-        if n < self.least(ctx.assumed):
+        if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
-        keep, order = n - int(self.c * ctx.assumed), by_id(ctx.ids, x)
-        good = torch.ones(n, dtype=torch.bool, device=x.device)
-        for step in range(self.iterations if keep < n else 0):
-            some = (
-                ctx.key.fold("coordinates", step)
-                .hash(d)
-                .topk(min(d, self.coordinates), largest=False)
-                .indices.to(x.device)
-            )
-            scores = _standing_out(
-                x[order[:, None], some].double()
-            )  # in the order of ids: equal updates stay equal in any order of replies
-            good &= torch.zeros_like(good).index_fill_(0, order[scores.argsort(stable=True)[:keep]], True)
-            if d <= self.coordinates:
-                break  # the next pass would use the same coordinates
+        good = self.good(x, ctx.ids, ctx.key, ctx.assumed)
         if not bool(good.any()):
             return self.fall_back(x, state, ctx)
         weights = equal_weights(good.nonzero().flatten(), x)
-        return Reduced(weights @ x, weights, state)
+        return Reduced(weighted(weights, x), weights, state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if x.shape[1] < self.least(contexts[0].assumed):
+            return self.fall_back_together(x, states, contexts)
+        key = Key(torch.stack([ctx.key.bits for ctx in contexts]))
+        good = self.good(x, ids_of(contexts), key, contexts[0].assumed)
+        count = good.sum(dim=-1, keepdim=True)
+        weights = torch.where(good, 1 / count.double(), 0).to(x.dtype)
+        found = separate(weighted(weights, x), weights, states)
+        return [
+            result if some else self.fall_back(*of)
+            for result, some, *of in zip(found, count[:, 0].tolist(), x, states, contexts, strict=True)
+        ]
+
+    def good(self, x: Tensor, ids: Tensor, key: Key, f: int) -> Tensor:
+        """bool[..., n]: which updates no pass leaves out."""
+        n, d = x.shape[-2:]
+        keep, order = n - int(self.c * f), by_id(ids, x)
+        good = torch.ones_like(order, dtype=torch.bool)
+        for step in range(self.iterations if keep < n else 0):
+            scores = self.scores(x, order, key.fold("coordinates", step))
+            best = order.gather(-1, scores.argsort(dim=-1, stable=True)[..., :keep])
+            good &= torch.zeros_like(good).scatter_(-1, best, True)
+            if d <= self.coordinates:
+                break  # the next pass would use the same coordinates
+        return good
+
+    def scores(self, x: Tensor, order: Tensor, key: Key) -> Tensor:
+        """By some coordinates, which differ among experiments; as many of these at a time as there is room
+        for. In the order of ids: equal updates stay equal in any order of replies."""
+        *several, n, d = x.shape
+        some = min(d, self.coordinates)
+        bits = to_device(key.bits, x.device)
+        if not several:
+            columns = Key(bits).hash(d).topk(some, largest=False).indices
+            return _standing_out(x[order[:, None], columns].double())
+        found = []
+        size = max(1, CUDA_BLOCK // max(4 * d, n * some, 1))
+        for part in range(0, len(x), size):
+            here = slice(part, part + size)
+            columns = Key(bits[here]).hash(d).topk(some, largest=False).indices
+            values = x[here].gather(-1, columns[:, None, :].expand(-1, n, -1))
+            values = values.gather(-2, order[here, :, None].expand(values.shape))
+            found.append(_standing_out(values.double()))
+        return torch.cat(found)
 
 
 def _standing_out(x: Tensor) -> Tensor:
     """Squared projections on the top right singular vector of the centred rows, from the [n, n] product
     instead of a decomposition. Writes into x."""
-    x -= x.mean(dim=0)
-    scale = torch.stack(x.aminmax()).abs().max()
+    x -= x.mean(dim=-2, keepdim=True)
+    scale = torch.maximum(x.amax(dim=(-2, -1), keepdim=True), -x.amin(dim=(-2, -1), keepdim=True))
     x /= torch.where(scale > 0, scale, 1)
-    return torch.linalg.eigh(x @ x.T).eigenvectors[:, -1].square()
+    return torch.linalg.eigh(product(x, x.mT)).eigenvectors[..., -1].square()

@@ -9,7 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.geometry import weighted
 from holdfast.aggregators.normality import PAPER, Models, Scoring
+from holdfast.core.device import to_device
 from holdfast.core.registry import register
 from holdfast.core.types import State
 
@@ -49,14 +51,14 @@ class FedCPA(Scoring, Aggregator):
         return "model" if self.has_memory() else ""
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        found = self.score(
-            Models(x, ctx.ids, ctx.received, ctx.layout, to_model=ctx.received.to(x.dtype)), state
-        )
+        received = to_device(ctx.received, x.device)
+        models = Models(x, ctx.ids, received, ctx.layout, to_model=received.to(x.dtype))
+        found = self.score(models, state)
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, found.state, ctx)
         weights = (found.weights / max(1, int((found.weights > 0).sum()))).to(x)  # Eq. 9
         usable = found.usable.to(x.device)
         value = (
-            weights @ x if bool(usable.all()) else weights[usable] @ x[usable]
+            weighted(weights, x) if bool(usable.all()) else weighted(weights[usable], x[usable])
         )  # nothing times infinity is not a number
         return Reduced(value, weights, found.state, fallback=not found.telling, partial=True)

@@ -3,14 +3,14 @@ Algorithm 2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import blocks, norms
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, separate, vectors
+from holdfast.aggregators.geometry import blocks, norms, times, weighted
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -44,15 +44,30 @@ class FLTrust(Aggregator):
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if ctx.root is None:  # the server's own training failed the screening
             return self.fall_back(x, state, ctx)
-        length, own = norms(x), norms(ctx.root[None])
+        return Reduced(*self.trusted(x, vectors([ctx.root], x)[0], ctx), state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced] | None:
+        roots = [ctx.root for ctx in contexts if ctx.root is not None]
+        if not roots:
+            return self.fall_back_together(x, states, contexts)
+        if len(roots) < len(contexts):
+            return None
+        return separate(*self.trusted(x, vectors(roots, x), contexts[0]), states)
+
+    def trusted(self, x: Tensor, root: Tensor, ctx: AggregationContext) -> tuple[Tensor, Tensor]:
+        length, own = norms(x), norms(root[..., None, :])
         products = torch.zeros_like(length)
         for columns in blocks(x):
-            products += x[:, columns].double() @ ctx.root[columns].double()
+            products += times(x[..., columns].double(), root[..., columns].double())
         trust = (products / (length * own)).nan_to_num_(nan=0.0).clamp_(0, 1)
-        shares = trust / trust.sum() if bool(trust.sum() > 0) else trust
+        total = trust.sum(dim=-1, keepdim=True)
+        shares = torch.where(total > 0, trust / total, trust)
         scaled = (shares * own / length).nan_to_num_(nan=0.0, posinf=0.0).to(x.dtype)
         weights = shares.to(x.dtype)
         if self.variant == "authors":
             first = ctx.layout.slots[0].stop
-            return Reduced(torch.cat([scaled @ x[:, :first], weights @ x[:, first:]]), weights, state)
-        return Reduced(scaled @ x, weights, state)
+            parts = [weighted(scaled, x[..., :first]), weighted(weights, x[..., first:])]
+            return torch.cat(parts, dim=-1), weights
+        return weighted(scaled, x), weights

@@ -3,14 +3,16 @@ RAID 2020, Algorithm 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import cosines
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate, vectors
+from holdfast.aggregators.geometry import cosines, diagonal, weighted
+from holdfast.aggregators.ordered import arranged
+from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -56,30 +58,47 @@ class FoolsGold(Aggregator):
             state, alike = remember(state, x, ctx.ids)
         else:
             alike = cosines(x)
+        value, weights, usable = self.weigh(alike, x)
+        return Reduced(value, weights, state, fallback=not bool(usable))
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if self.memory:
+            states, alike = remember_together(states, x, ids_of(contexts))
+        else:
+            alike = cosines(x)
+        value, weights, usable = self.weigh(alike, x)
+        return separate(value, weights, states, [not good for good in usable.tolist()])
+
+    def weigh(self, alike: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The aggregate, the weights as shares, and whether there are any; if not, it is the mean of all."""
         weights = weights_of(alike, max(1e-9, 100 * torch.finfo(x.dtype).eps)).to(x.dtype)
-        total = weights.sum()
-        if not bool(total > 0):
-            equal = torch.full_like(weights, 1 / len(x))
-            return Reduced(equal @ x, equal, state, fallback=True)
-        divisor = {"weights": total, "nothing": torch.ones_like(total), "kept": (weights > 0).sum()}[
-            self.divide_by
-        ]
-        return Reduced((weights / divisor) @ x, weights / total, state)
+        total = weights.sum(dim=-1, keepdim=True)
+        divisor = {
+            "weights": total,
+            "nothing": torch.ones_like(total),
+            "kept": (weights > 0).sum(dim=-1, keepdim=True),
+        }[self.divide_by]
+        usable, even = total > 0, 1 / x.shape[-2]
+        value = weighted(torch.where(usable, weights / divisor, even), x)
+        return value, torch.where(usable, weights / total, even), usable[..., 0]
 
 
 def weights_of(alike: Tensor, rounding: float = 1e-9) -> Tensor:
     """In [0, 1] from the cosines, which are exact up to rounding; all zero where everyone has a twin."""
-    alike = alike.clone().fill_diagonal_(0)
-    most = alike.amax(dim=1)
-    mine, other = most[:, None], most[None, :]
+    alike = alike.clone()
+    diagonal(alike).fill_(0)
+    most = alike.amax(dim=-1)
+    mine, other = most[..., :, None], most[..., None, :]
     alike = torch.where(
         mine < other, alike * mine / other, alike
     )  # pardoning: less alike to a client that is alike to many
-    weights = (1 - alike.amax(dim=1)).clamp_(0, 1)
+    weights = (1 - alike.amax(dim=-1)).clamp_(0, 1)
     weights = torch.where(
         weights > rounding, weights, 0
     )  # of twins rounding leaves a trace, which would become the largest weight
-    weights = (weights / weights.max()).nan_to_num_(nan=0.0).clamp_(max=0.99)
+    weights = (weights / weights.amax(dim=-1, keepdim=True)).nan_to_num_(nan=0.0).clamp_(max=0.99)
     return (torch.logit(weights) + 0.5).clamp_(0, 1)
 
 
@@ -87,17 +106,38 @@ def remember(state: State, x: Tensor, ids: Tensor) -> tuple[State, Tensor]:
     """The memory with this round added, and the cosines between this round's clients in it. It never shares
     its tensors with x or with the memory before, which are others' to write into or to keep: one copy of the
     rows, and no other where everyone takes part."""
-    ids = ids.to(x.device)
-    known = state.get("ids", ids[:0])
+    state, mine = added(state, x, ids)
+    history = state["history"]
+    if len(mine) == len(history):
+        return state, arranged(cosines(history), mine)
+    return state, cosines(history[mine])
+
+
+def added(state: State, x: Tensor, ids: Tensor) -> tuple[State, Tensor]:
+    """The memory with this round added, and where in it this round's clients are."""
+    known = state["ids"].to(ids.device) if "ids" in state else ids[:0]
     everyone = torch.cat([known, ids]).unique()
-    mine = torch.searchsorted(everyone, ids)
+    mine = to_device(torch.searchsorted(everyone, ids), x.device)
     if not len(known):
         history = x.new_empty(x.shape).index_copy_(0, mine, x)
     elif torch.equal(known, ids):
-        history = x + state["history"]
+        history = x + to_device(state["history"], x.device)
     else:
+        places = to_device(torch.searchsorted(everyone, known), x.device)
         history = x.new_zeros(len(everyone), x.shape[1])
-        history.index_copy_(0, torch.searchsorted(everyone, known), state["history"])
+        history.index_copy_(0, places, to_device(state["history"], x.device))
         history.index_add_(0, mine, x)
-    alike = cosines(history)[mine][:, mine] if len(mine) == len(everyone) else cosines(history[mine])
-    return {"ids": everyone, "history": history}, alike
+    return {"ids": everyone, "history": history}, mine
+
+
+def remember_together(states: Sequence[State], x: Tensor, ids: Tensor) -> tuple[list[State], Tensor]:
+    """The same for several experiments, [c, n, d]. Where everyone took part in every round so far, their
+    memories stay one tensor."""
+    before = [state.get("ids", own[:0]).to(own.device) for state, own in zip(states, ids, strict=True)]
+    if all(torch.equal(known, own) for known, own in zip(before, ids, strict=True)):
+        history = x + vectors([state["history"] for state in states], x)
+        kept = zip(ids.clone(), history, strict=True)
+        return [{"ids": own, "history": rows} for own, rows in kept], cosines(history)
+    found = [added(*of) for of in zip(states, x, ids, strict=True)]
+    rows = torch.stack([state["history"][mine] for state, mine in found])
+    return [state for state, _ in found], cosines(rows)

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import distances
-from holdfast.aggregators.ordered import by_id, equal_weights, lowest
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
+from holdfast.aggregators.geometry import diagonal, distances
+from holdfast.aggregators.ordered import arranged, by_id, equal_weights, lowest
 from holdfast.core.registry import register
 from holdfast.core.types import State
 
@@ -42,13 +42,27 @@ class Krum(Aggregator):
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
-        best = lowest(crowding(distances(x), len(x) - ctx.assumed - 2), 1, ctx.ids)
-        return Reduced(x[best][0], equal_weights(best, x), state)
+        return Reduced(*closest(x, ctx.ids, ctx.assumed), state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if x.shape[1] < self.least(contexts[0].assumed):
+            return self.fall_back_together(x, states, contexts)
+        return separate(*closest(x, ids_of(contexts), contexts[0].assumed), states)
+
+
+def closest(x: Tensor, ids: Tensor, f: int) -> tuple[Tensor, Tensor]:
+    """The row of the best score, and the weight 1 for it."""
+    best = lowest(crowding(distances(x), x.shape[-2] - f - 2), 1, ids)
+    return x.take_along_dim(best[..., None], dim=-2)[..., 0, :], equal_weights(best, x)
 
 
 def crowding(far: Tensor, neighbours: int) -> Tensor:
     """Krum's score: how far the nearest others are, in sum."""
-    return far.clone().fill_diagonal_(torch.inf).topk(neighbours, dim=1, largest=False).values.sum(dim=1)
+    far = far.clone()
+    diagonal(far).fill_(torch.inf)
+    return far.topk(neighbours, dim=-1, largest=False).values.sum(dim=-1)
 
 
 def one_by_one(far: Tensor, f: int, m: int, ids: Tensor) -> Tensor:
@@ -59,31 +73,35 @@ def one_by_one(far: Tensor, f: int, m: int, ids: Tensor) -> Tensor:
     none: the winner where it is among them, else the farthest. They are linked by distance, from an empty
     place after the last and around to it; and their distances are summed in runs of 32, of which a choice
     changes one, never by taking off what a sum had: 1e30 + 1 - 1e30 is 0."""
-    n, order, most = len(far), by_id(ids, far), torch.finfo(far.dtype).max
-    far = far.clamp(max=most)[order][:, order].fill_diagonal_(torch.inf)
-    near, who = far.sort(dim=1)
+    n, order, most = far.shape[-1], by_id(ids, far), torch.finfo(far.dtype).max
+    far = arranged(far.clamp(max=most), order)
+    diagonal(far).fill_(torch.inf)
+    near, who = far.sort(dim=-1)
     numbers, count = torch.arange(n, device=far.device), n - f - 2
     place = (
-        torch.empty_like(who).scatter_(1, who, numbers.expand(n, n)).T.contiguous()
+        torch.empty_like(who).scatter_(-1, who, numbers.expand(who.shape)).mT.contiguous()
     )  # [client, whose list]
-    near = torch.nn.functional.pad(near[:, :count], (0, 32 - count % 32))
-    runs = near.view(n, -1, 32)
-    sums = runs.sum(dim=2)
-    nearer, farther = (numbers[: count + 1].roll(step).repeat(n, 1) for step in (1, -1))
+    near = torch.nn.functional.pad(near[..., :count], (0, 32 - count % 32))
+    runs = near.view(*near.shape[:-1], -1, 32)
+    sums = runs.sum(dim=-1)
+    nearer, farther = (
+        numbers[: count + 1].roll(step).expand(*order.shape, count + 1).clone() for step in (1, -1)
+    )
     farthest, taken, chosen = torch.full_like(order, count - 1), torch.zeros_like(order, dtype=torch.bool), []
     for left in range(count, count - m, -1):  # neighbours that count; never less than one
-        scores = (sums.sum(dim=1) if left > 0 else far.amin(dim=1)).clamp_(max=most)
-        winner = scores.masked_fill_(taken, torch.inf).argmin(dim=0, keepdim=True)
+        scores = (sums.sum(dim=-1) if left > 0 else far.amin(dim=-1)).clamp_(max=most)
+        winner = scores.masked_fill_(taken, torch.inf).argmin(dim=-1, keepdim=True)
         chosen.append(winner)
-        taken.index_fill_(0, winner, True)
-        far.index_fill_(1, winner, torch.inf)
+        taken.scatter_(-1, winner, True)
+        far.scatter_(-1, winner[..., None, :].expand(*order.shape, 1), torch.inf)
         if left > 1:
-            gone = torch.minimum(place[winner], farthest).T
-            before, after = nearer.gather(1, gone), farther.gather(1, gone)
-            nearer.scatter_(1, after, before)
-            farther.scatter_(1, before, after)
-            near.scatter_(1, gone, 0.0)
+            its = place.take_along_dim(winner[..., None], dim=-2)[..., 0, :]
+            gone = torch.minimum(its, farthest)[..., None]
+            before, after = nearer.gather(-1, gone), farther.gather(-1, gone)
+            nearer.scatter_(-1, after, before)
+            farther.scatter_(-1, before, after)
+            near.scatter_(-1, gone, 0.0)
             run = gone // 32
-            sums.scatter_(1, run, runs.take_along_dim(run[:, :, None], dim=1).sum(dim=2))
-            farthest = torch.where(gone[:, 0] == farthest, before[:, 0], farthest)
-    return order[torch.cat(chosen)]
+            sums.scatter_(-1, run, runs.take_along_dim(run[..., None], dim=-2).sum(dim=-1))
+            farthest = torch.where(gone[..., 0] == farthest, before[..., 0], farthest)
+    return order.gather(-1, torch.cat(chosen, dim=-1))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, separate
+from holdfast.aggregators.geometry import weighted
 from holdfast.core.registry import register
 from holdfast.core.types import State
 
@@ -29,4 +30,9 @@ class Mean(Aggregator):
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale"})
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        return Reduced(w @ x, w, state)
+        return Reduced(weighted(w, x), w, state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        return separate(weighted(w, x), w, states)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from holdfast.aggregators import ordered
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -45,3 +45,11 @@ class Median(Aggregator):
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
         return Reduced(*ordered.median(x, ctx.ids, lower=self.variant == "lower"), state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if x.shape[1] < self.least(contexts[0].assumed):
+            return self.fall_back_together(x, states, contexts)
+        found = ordered.median(x, ids_of(contexts), lower=self.variant == "lower")
+        return separate(*found, states)

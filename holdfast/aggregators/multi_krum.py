@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import distances
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
+from holdfast.aggregators.geometry import distances, weighted
 from holdfast.aggregators.krum import PAPER, crowding, one_by_one
 from holdfast.aggregators.ordered import equal_weights, lowest
 from holdfast.core.registry import register, setting
@@ -49,18 +49,29 @@ class MultiKrum(Aggregator):
         return self.f is None and self.keep is None
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        n, f = len(x), ctx.assumed
-        if n < self.least(f):
+        if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
-        m = min(self.keep or n - f, n)
-        far = distances(x)
+        weights = self.shares(x, ctx.ids, ctx.assumed)
+        return Reduced(weighted(weights, x), weights, state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if x.shape[1] < self.least(contexts[0].assumed):
+            return self.fall_back_together(x, states, contexts)
+        weights = self.shares(x, ids_of(contexts), contexts[0].assumed)
+        return separate(weighted(weights, x), weights, states)
+
+    def shares(self, x: Tensor, ids: Tensor, f: int) -> Tensor:
+        n = x.shape[-2]
+        m, far = min(self.keep or n - f, n), distances(x)
         if self.variant == "authors":
             far = far.sqrt_()
-            best = lowest(crowding(far, n - f - 1), 1, ctx.ids)
-            rows = lowest(far[best][0].index_fill(0, best, -1), m, ctx.ids)  # itself before an equal one
+            best = lowest(crowding(far, n - f - 1), 1, ids)
+            its = far.take_along_dim(best[..., None], dim=-2)[..., 0, :]
+            rows = lowest(its.scatter(-1, best, -1.0), m, ids)  # itself before an equal one
         elif self.iterative:
-            rows = one_by_one(far, f, m, ctx.ids)
+            rows = one_by_one(far, f, m, ids)
         else:
-            rows = lowest(crowding(far, n - f - 2), m, ctx.ids)
-        weights = equal_weights(rows, x)
-        return Reduced(weights @ x, weights, state)
+            rows = lowest(crowding(far, n - f - 2), m, ids)
+        return equal_weights(rows, x)

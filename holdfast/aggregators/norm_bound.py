@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import norms
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate, vectors
+from holdfast.aggregators.geometry import norms, weighted
 from holdfast.aggregators.ordered import equal_weights, lowest
+from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -59,24 +60,37 @@ class NormBound(Aggregator):
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
+        received = vectors([ctx.received], x)[0] if self.of == "model" else None
+        weights = self.shortened(x, w, ctx.ids, received, ctx.assumed)
+        return Reduced(weighted(weights, x), weights, state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if x.shape[1] < self.least(contexts[0].assumed):
+            return self.fall_back_together(x, states, contexts)
+        received = vectors([ctx.received for ctx in contexts], x) if self.of == "model" else None
+        weights = self.shortened(x, w, ids_of(contexts), received, contexts[0].assumed)
+        return separate(weighted(weights, x), weights, states)
+
+    def shortened(self, x: Tensor, w: Tensor, ids: Tensor, received: Tensor | None, f: int) -> Tensor:
+        """The weights as they take part."""
+        w = to_device(w, x.device)
         if self.mode == "keep-smallest":
-            length = norms(x, -ctx.received.to(x.dtype)) if self.of == "model" else norms(x)
-            kept = w * (equal_weights(lowest(length, len(x) - ctx.assumed, ctx.ids), x) > 0)
-            return _shared_out(x, kept, state)
+            length = norms(x) if received is None else norms(x, -received)
+            return _shared_out(w * (equal_weights(lowest(length, x.shape[-2] - f, ids), x) > 0))
         length = norms(x)
         bound = (
-            torch.full_like(length[0], self.bound)
+            torch.full_like(length[..., :1], self.bound)
             if self.bound is not None
-            else self.relative * length.quantile(0.5)
+            else self.relative * length.quantile(0.5, dim=-1, keepdim=True)
         )
         if self.mode == "drop":
-            return _shared_out(x, w * (length <= bound), state)
-        weights = w * (bound / length).nan_to_num_(nan=1.0).clamp_(max=1).to(w.dtype)
-        return Reduced(weights @ x, weights, state)
+            return _shared_out(w * (length <= bound))
+        return w * (bound / length).nan_to_num_(nan=1.0).clamp_(max=1).to(w.dtype)
 
 
-def _shared_out(x: Tensor, kept: Tensor, state: State) -> Reduced:
+def _shared_out(kept: Tensor) -> Tensor:
     """Where all clients are dropped, the model stays as it was."""
-    total = kept.sum()
-    weights = kept / total if bool(total > 0) else torch.zeros_like(kept)
-    return Reduced(weights @ x, weights, state)
+    total = kept.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, kept / total, 0)

@@ -12,6 +12,8 @@ from pydantic import model_validator
 from torch import Tensor
 
 from holdfast.aggregators.critical import Correlation, agreement, critical_sets, importance, spans_of
+from holdfast.aggregators.geometry import weighted
+from holdfast.core.device import to_device
 from holdfast.core.flat import Layout
 from holdfast.core.registry import Part, setting
 from holdfast.core.types import State
@@ -34,7 +36,8 @@ class Models:
 
     def mean_change(self, usable: Tensor) -> Tensor:
         shares = (usable / usable.sum()).to(self.rows.dtype)
-        mean = shares @ self.rows if bool(usable.all()) else shares[usable] @ self.rows[usable]
+        every = bool(usable.all())
+        mean = weighted(shares, self.rows) if every else weighted(shares[usable], self.rows[usable])
         return mean if self.to_change is None else mean + self.to_change
 
 
@@ -101,14 +104,14 @@ class Scoring(Part):
     def score(self, models: Models, state: State) -> Scores:
         """Normality and weights of the cohort; `state` holds the model sent in the round before."""
         n, rows = len(models.rows), models.rows
-        order = models.ids.to(rows.device).argsort()
+        order = models.ids.argsort().tolist()
         usable = (
-            torch.stack([row.abs().amax().isfinite() for row in rows]).cpu()
+            torch.maximum(rows.amax(dim=1), -rows.amin(dim=1)).isfinite().cpu()
             if rows.shape[1]
             else torch.ones(n, dtype=torch.bool)
         )
-        reference, to_change = models.reference.to(rows.dtype), models.to_change
-        before = state.get("model")
+        reference, to_change = to_device(models.reference, rows.device).to(rows.dtype), models.to_change
+        before = to_device(state["model"], rows.device) if "model" in state else None
         if before is not None and before.shape != reference.shape:  # another part of the model travels now
             before = None
         if before is None and self.literal and bool(usable.any()):
@@ -116,7 +119,7 @@ class Scoring(Part):
             before, reference = reference, reference + mean
             to_change = -mean if to_change is None else to_change - mean
         memory = {"model": reference.clone()} if self.has_memory() else {}
-        kept = [int(i) for i in order if usable[i]]
+        kept = [i for i in order if usable[i]]
         normality = torch.full((n,), torch.nan, dtype=torch.float64)
         if len(kept) > 2:
             change = None if before is None or not self.global_ else reference - before.to(reference)

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import blocks
-from holdfast.aggregators.ordered import by_id
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
+from holdfast.aggregators.geometry import blocks, weighted
+from holdfast.aggregators.ordered import by_id, columns_in_order
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -54,23 +54,33 @@ class Residual(Aggregator):
         return max(3, 2 * f + 1)
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        n = len(x)
-        if n < self.least(ctx.assumed):
+        if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
-        order = by_id(ctx.ids, x)
-        corrected, trust = torch.empty_like(x), torch.zeros(n, dtype=torch.float64, device=x.device)
-        for columns in blocks(x, times=n):
-            values, places = x[:, columns][order].T.contiguous().sort(dim=1, stable=True)
-            line, confidence = self.confidence(values)
+        return Reduced(*self.reweighted(x, ctx.ids), state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        if x.shape[1] < self.least(contexts[0].assumed):
+            return self.fall_back_together(x, states, contexts)
+        return separate(*self.reweighted(x, ids_of(contexts)), states)
+
+    def reweighted(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        order = by_id(ids, x)
+        corrected, trust = torch.empty_like(x), torch.zeros(order.shape, dtype=torch.float64, device=x.device)
+        for columns in blocks(x, times=x.shape[-2]):
+            values, places = columns_in_order(x, order, columns)
+            line, confidence = (part.view(values.shape) for part in self.confidence(values.flatten(0, -2)))
             values = torch.where(confidence < self.threshold, line, values)
-            counts = confidence * confidence.std(dim=1, keepdim=True)
-            corrected[:, columns] = (
-                torch.empty_like(values).scatter_(1, places, values).T
+            counts = confidence * confidence.std(dim=-1, keepdim=True)
+            corrected[..., columns] = (
+                torch.empty_like(values).scatter_(-1, places, values).mT
             )  # rows in the order of ids
-            trust += torch.empty_like(counts).scatter_(1, places, counts).double().sum(dim=0)
-        weights = (trust / trust.max()).nan_to_num_(nan=1.0).square_()  # no client differs anywhere: 0 / 0
-        weights = (weights / weights.sum()).to(x.dtype)
-        return Reduced(weights @ corrected, torch.empty_like(weights).index_copy_(0, order, weights), state)
+            trust += torch.empty_like(counts).scatter_(-1, places, counts).double().sum(dim=-2)
+        most = trust.amax(dim=-1, keepdim=True)
+        weights = (trust / most).nan_to_num_(nan=1.0).square_()  # no client differs anywhere: 0 / 0
+        weights = (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype)
+        return weighted(weights, corrected), torch.empty_like(weights).scatter_(-1, order, weights)
 
     def confidence(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """For values [coordinates, n] in ascending order: the line's values and the confidence in each."""
@@ -97,7 +107,7 @@ def _ascending(values: Tensor) -> Tensor:
     """The values along the last axis in order, in place where that can be. NumPy's sort of short rows on a
     CPU takes a small part of the time that PyTorch's does, which also says where each value came from; n^2
     slopes of every coordinate are most of this rule's work."""
-    if values.is_cuda:
+    if values.device.type != "cpu":
         return values.sort(dim=-1).values
     values.numpy().sort(axis=-1)
     return values

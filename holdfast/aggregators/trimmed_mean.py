@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import field_validator
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, how_many, whole_or_share
+from holdfast.aggregators.base import (
+    AggregationContext,
+    Aggregator,
+    Reduced,
+    how_many,
+    ids_of,
+    separate,
+    whole_or_share,
+)
 from holdfast.aggregators.geometry import blocks
 from holdfast.aggregators.median import PAPER
-from holdfast.aggregators.ordered import by_id, columns_in_order, spread
+from holdfast.aggregators.ordered import by_id, columns_in_order, spread, tally
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -56,20 +64,32 @@ class TrimmedMean(Aggregator):
         return f if self.trim is None else how_many(self.trim, n)
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        n, q = len(x), self.cut(len(x), ctx.assumed)
-        if n < self.least(ctx.assumed):
+        if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
-        order, value = by_id(ctx.ids, x), torch.empty_like(x[0])
-        kept = torch.zeros(n, dtype=torch.int64, device=x.device)
-        for columns in blocks(x):
-            value[columns], found = _trimmed(*columns_in_order(x, order, columns), q)
-            kept += found
-        return Reduced(value, spread(kept, order, x.dtype), state)
+        return Reduced(*trimmed(x, ctx.ids, self.cut(len(x), ctx.assumed)), state)
+
+    def together(
+        self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+    ) -> list[Reduced]:
+        n, f = x.shape[1], contexts[0].assumed
+        if n < self.least(f):
+            return self.fall_back_together(x, states, contexts)
+        return separate(*trimmed(x, ids_of(contexts), self.cut(n, f)), states)
 
 
-def _trimmed(values: Tensor, places: Tensor, q: int) -> tuple[Tensor, Tensor]:
+def trimmed(x: Tensor, ids: Tensor, q: int) -> tuple[Tensor, Tensor]:
+    """The means without the q largest and smallest values, and each row's share of what was averaged."""
+    order, value = by_id(ids, x), torch.empty_like(x[..., 0, :])
+    kept = torch.zeros_like(order)
+    for columns in blocks(x):
+        value[..., columns], found = _between(*columns_in_order(x, order, columns), q)
+        kept += found
+    return value, spread(kept, order, x.dtype)
+
+
+def _between(values: Tensor, places: Tensor, q: int) -> tuple[Tensor, Tensor]:
     """The means, and at how many coordinates each client's value was in them: where it was not cut off, which
     are fewer to count."""
-    d, n = values.shape
-    cut = torch.cat([places[:, :q], places[:, n - q :]], dim=1).flatten()
-    return values[:, q : n - q].mean(dim=1), d - cut.bincount(minlength=n)
+    d, n = values.shape[-2:]
+    cut = torch.cat([places[..., :q], places[..., n - q :]], dim=-1)
+    return values[..., q : n - q].mean(dim=-1), d - tally(cut, n)

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from holdfast.aggregators.geometry import deviation
 from holdfast.attacks.base import Attack, Knowledge, View
+from holdfast.attacks.distances import deviations
+from holdfast.attacks.several import Views
+from holdfast.core.device import to_device
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
@@ -45,21 +48,42 @@ class Adaptive(Attack):
             name: self._update(view.known(name, "benign"), key.fold(name)) for name in self.targets(schema)
         }
 
+    def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:
+        return {
+            name: self._updates(views.known(name, "benign"), views.key.fold(name))[:, None]
+            for name in self.targets(schema)
+        }
+
+    def _updates(self, benign: Tensor, key: Key) -> Tensor:
+        """`_update` for [c, n, d]."""
+        mean = _unit(benign.mean(1).double())
+        spread = deviations(benign).double() if benign.shape[1] > 1 else torch.zeros_like(mean)
+        harm = _across(-_unit(spread), mean)
+        alike = (harm.norm(dim=1) < 1e-6).cpu()
+        if bool(alike.any()):
+            rows = to_device(alike.nonzero().flatten(), harm.device)
+            bits = to_device(key.bits[alike, 0], harm.device)
+            luck = Key(bits).normal(mean.shape[1], dtype=torch.float64)
+            harm[rows] = _across(_unit(luck), mean[rows])
+        direction = self.align * mean + math.sqrt(1 - self.align**2) * _unit(harm)
+        return ((1 - self.margin) * self.t_norm * direction).to(benign.dtype)
+
     def _update(self, benign: Tensor, key: Key) -> Tensor:
         mean = _unit(benign.mean(0).double())
         spread = deviation(benign).double() if len(benign) > 1 else torch.zeros_like(mean)
         harm = _across(-_unit(spread), mean)
         if float(harm.norm()) < 1e-6:
             # the updates are equal, or differ only along the mean: any direction orthogonal to it is harmful
-            harm = _across(_unit(key.normal(len(mean), dtype=torch.float64)), mean)
+            harm = _across(_unit(key.to(mean.device).normal(len(mean), dtype=torch.float64)), mean)
         direction = self.align * mean + math.sqrt(1 - self.align**2) * _unit(harm)
         return ((1 - self.margin) * self.t_norm * direction).to(benign.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / x.norm().clamp(min=1e-300)
+    """Of a vector, or of each row."""
+    return x / (x.norm() if x.ndim == 1 else x.norm(dim=1, keepdim=True)).clamp(min=1e-300)
 
 
 def _across(x: Tensor, axis: Tensor) -> Tensor:
     """Return the part of x that is orthogonal to the axis."""
-    return x - (x @ axis) * axis
+    return x - (x @ axis if x.ndim == 1 else (x * axis).sum(1, keepdim=True)) * axis

@@ -3,20 +3,24 @@ has. Nothing that a server rule is given leads here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from holdfast.attacks.base import REACH, Attack, View
-from holdfast.attacks.class_means import votes
+from holdfast.attacks.base import Attack
+from holdfast.attacks.class_means import Vote, votes
 from holdfast.attacks.data_poisoning import owners, with_trigger
 from holdfast.attacks.false_numbers import lie
+from holdfast.attacks.replies import NewRows, Written
+from holdfast.attacks.several import Said, Situation
+from holdfast.core.device import to_device
 from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
+from holdfast.core.together import Computation, alone
 from holdfast.core.types import Exchange, Schema, Uplink
 from holdfast.data.federation import ClientRows, Federation, Samples
 
@@ -31,6 +35,14 @@ class Poisoned:
     honest: Samples  # kept so that its id, by which this is found, stays its own
     federation: Federation
     triggered: ClientRows | None = None
+
+
+class Acting(NamedTuple):
+    """Attackers that act together, on rows of updates or on their means of one class."""
+
+    situation: Situation
+    means: str = ""
+    vote: Vote | None = None
 
 
 _POISONED: WeakValueDictionary[str, Poisoned] = WeakValueDictionary()
@@ -183,77 +195,103 @@ class Adversary:
     ) -> Uplink:
         """The replies as the malicious clients send them; only their rows and only the declared kinds of
         field can change."""
+        return alone(self.poisoning(task, schema, up, key, round, sent))
+
+    def poisoning(
+        self,
+        task: str,
+        schema: Schema,
+        up: Uplink,
+        key: Key,
+        round: int = 0,
+        sent: Exchange | None = None,
+        in_place: bool = False,
+    ) -> Generator[Computation, Any, Uplink]:
+        """The same as a generator that yields what is to be computed, so that several experiments are
+        attacked at once (`core/together.py`). With `in_place`, the rows of malicious clients are written into
+        the replies themselves, once all are computed: replies that lie next to each other stay there."""
         mine = torch.isin(up.ids, self.at(round)).nonzero().flatten()
         if self.attack is None or not len(mine):
             return up
         fields: dict[str, Tensor] = {}
-        written = [value._version for value in up.fields.values()]
         if self.attack.tasks is None or task in self.attack.tasks:
-            for rows in self._at_once(mine) if self.attack.targets(schema) else ():
-                for name, value in self._new_rows(task, schema, up, rows, key, sent).items():
-                    self._check_field(task, schema, name)
-                    if name not in fields:
-                        fields[name] = up[name].clone()
-                    fields[name][rows] = value.to(up[name].dtype)
-            for name in self.attack.features_in(schema):
-                fields[name] = self._new_means(task, schema, up, name, key.fold(name), round, sent)
-        if [value._version for value in up.fields.values()] != written:
-            raise RunError(
-                f"attack '{self.attack.name}' changed replies in place; it must return what its clients"
-                f" send instead"
-            )
-        for name, about in schema.items():
-            if about.kind in self.attack.lies or about.kind in self.attack.claims:
-                said = fields.setdefault(name, up[name].clone())
-                luck = key.fold("lie", name).fold(up.ids[mine])
-                told = lie(self.attack.lies.get(about.kind, 1.0), said[mine], about, luck)
-                said[mine] = (
-                    torch.full_like(told, self.attack.claims[about.kind])
-                    if about.kind in self.attack.claims
-                    else told
-                )
+            acting = self._acting(task, schema, up, mine, key, round, sent)
+            request = NewRows(self.attack, up, [act.situation for act in acting])
+            found: list[Said] = (yield request) if acting else []
+            if sent is None or not sent.discard_state:  # requests of an evaluation are not recorded
+                self._notes += [note for said in found for note in said.notes]
+            for (name, shape), changes in self._changes(acting, found, up, task, schema).items():
+                written = yield Written(up[name].reshape(shape), changes, in_place)
+                fields[name] = written.reshape(up[name].shape)
+        self._tell_lies(schema, up, mine, key, fields, in_place)
         return replace(up, fields={**up.fields, **fields}) if fields else up
+
+    def _acting(
+        self,
+        task: str,
+        schema: Schema,
+        up: Uplink,
+        mine: Tensor,
+        key: Key,
+        round: int,
+        sent: Exchange | None,
+    ) -> list[Acting]:
+        """Who acts together on rows of updates, and on class means: class by class, among those who hold it.
+        The models they were sent are not given with those, since a class mean cannot be compared with
+        them."""
+        attack = self.attack
+        assert attack is not None
+        acting = [
+            Acting(Situation(attack, task, schema, up, rows, key, sent))
+            for rows in (self._at_once(mine) if attack.targets(schema) else ())
+        ]
+        unsent = sent and replace(sent, pick=sent.pick[:, :0])
+        for name in attack.features_in(schema):
+            for vote in votes(name, schema, up):
+                luck = key.fold(name).fold(vote.place or 0)
+                holders = torch.isin(vote.up.ids, self.at(round)).nonzero().flatten()
+                for rows in self._at_once(holders) if len(holders) else ():
+                    situation = Situation(attack, task, vote.schema, vote.up, rows, luck, unsent)
+                    acting.append(Acting(situation, name, vote))
+        return acting
+
+    def _changes(
+        self, acting: Sequence[Acting], found: Sequence[Said], up: Uplink, task: str, schema: Schema
+    ) -> dict[tuple[str, tuple[int, ...]], list[tuple[Tensor, Tensor]]]:
+        """By field, and by the shape in which its rows are counted: positions, and what stands there now."""
+        changes: dict[tuple[str, tuple[int, ...]], list[tuple[Tensor, Tensor]]] = {}
+        for (situation, means, vote), said in zip(acting, found, strict=True):
+            if vote is None:
+                for name, value in said.rows.items():
+                    self._check_field(task, schema, name)
+                    changes.setdefault((name, tuple(up[name].shape)), []).append((situation.rows, value))
+            elif "update" in said.rows:
+                width = situation.up["update"].shape[1]
+                places = vote.positions(situation.rows, up[means][0].numel() // width)
+                value = said.rows["update"].reshape(-1, width)
+                changes.setdefault((means, (-1, width)), []).append((places, value))
+        return changes
+
+    def _tell_lies(
+        self, schema: Schema, up: Uplink, mine: Tensor, key: Key, fields: dict[str, Tensor], in_place: bool
+    ) -> None:
+        """Change what the attackers send beside their update, as the settings `lies` and `claims` say."""
+        attack = self.attack
+        assert attack is not None
+        for name, about in schema.items():
+            if about.kind in attack.lies or about.kind in attack.claims:
+                said = fields.setdefault(name, up[name] if in_place else up[name].clone())
+                luck = key.fold("lie", name).fold(up.ids[mine])
+                rows = to_device(mine, said.device)
+                told = lie(attack.lies.get(about.kind, 1.0), said[rows], about, luck)
+                said[rows] = (
+                    torch.full_like(told, attack.claims[about.kind]) if about.kind in attack.claims else told
+                )
 
     def _at_once(self, mine: Tensor) -> tuple[Tensor, ...]:
         """Groups of attackers that act together; an attacker that knows only itself acts alone."""
         assert self.attack is not None
         return mine.split(1) if self.attack.knows == "own" else (mine,)
-
-    def _new_means(
-        self, task: str, schema: Schema, up: Uplink, name: str, key: Key, round: int, sent: Exchange | None
-    ) -> Tensor:
-        """Class means as an attack on updates would have them: class by class, among those who hold it. The
-        models they were sent are not given, since a class mean cannot be compared with them."""
-        said, sent = up[name].clone(), sent and replace(sent, pick=sent.pick[:, :0])
-        for vote in votes(name, schema, up):
-            mine = torch.isin(vote.up.ids, self.at(round)).nonzero().flatten()
-            for rows in self._at_once(mine) if len(mine) else ():
-                value = self._new_rows(task, vote.schema, vote.up, rows, key.fold(vote.place or 0), sent).get(
-                    "update"
-                )
-                if value is not None:
-                    vote.write(said, rows, value)
-        return said
-
-    def _new_rows(
-        self, task: str, schema: Schema, up: Uplink, rows: Tensor, key: Key, sent: Exchange | None
-    ) -> Mapping[str, Tensor]:
-        """What these attackers send instead, given no more than the attack declares to know, and never the
-        server's own row."""
-        assert self.attack is not None
-        knows, clients = self.attack.knows, up.is_client
-        own, cohort = up.only(rows), int(clients.sum())
-        all_seen = REACH[knows] >= REACH["everyone"]
-        seen, mine = (
-            (up.only(clients), rows - int((~clients).sum())) if all_seen else (own, torch.arange(len(rows)))
-        )
-        view = View(mine, seen, knows, cohort, partial(_first_models, sent, rows))
-        changed = self.attack.uplink(
-            task, schema, own, view, key.fold(int(own.ids[0])) if knows == "own" else key
-        )
-        if sent is None or not sent.discard_state:  # requests of an evaluation are not recorded
-            self._notes += view.notes
-        return changed
 
     def take_notes(self) -> list[str]:
         """The attack's notes since the last call, each once."""
@@ -271,13 +309,6 @@ class Adversary:
             raise RunError(
                 f"attack '{self.attack.name}' may not touch '{name}', which is of kind {schema[name].kind}"
             )
-
-
-def _first_models(sent: Exchange | None, rows: Tensor) -> Tensor | None:
-    """What these clients were sent; other clients may have been sent other models, which these do not see."""
-    if sent is None or not sent.pick.shape[1] or bool((sent.pick[rows, 0] < 0).any()):
-        return None
-    return sent.bank[sent.pick[rows, 0]]
 
 
 def _mixed(honest: ClientRows, poisoned: ClientRows, malicious: Tensor) -> ClientRows:

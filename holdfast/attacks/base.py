@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import model_validator
@@ -17,6 +17,9 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
 from holdfast.core.types import Kind, Schema, Uplink
 from holdfast.data.federation import Federation, Samples
+
+if TYPE_CHECKING:
+    from holdfast.attacks.several import Views
 
 Knowledge = Literal["own", "colluders", "everyone", "defence"]
 Whom = Literal["all", "benign"]
@@ -65,7 +68,7 @@ class View:
             torch.isfinite(rows.flatten(1).amin(1)) & torch.isfinite(rows.flatten(1).amax(1))
             if rows.numel()
             else others[:0]
-        )
+        ).cpu()
         return rows[finite] if bool(finite.any()) and not bool(finite.all()) else rows
 
     def note(self, text: str) -> None:
@@ -158,6 +161,19 @@ class Attack(Part):
         whatever else they know. Where they know only their own, it is called for one attacker at a time. A
         single row is sent by all of them."""
         return {}
+
+    def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor] | None:
+        """What `uplink` returns, for several experiments at once: new rows [experiments, attackers, ...] for
+        some fields, or [experiments, 1, ...] where all attackers of an experiment send the same. The
+        experiments have the same settings and equal numbers of clients and attackers. None: they are computed
+        one after the other."""
+        return None
+
+    @classmethod
+    def has_batched_form(cls) -> bool:
+        """Whether `together` computes the same as `uplink`: a class that changes only `uplink` has none."""
+        order = [name for base in cls.__mro__ for name in ("together", "uplink") if name in vars(base)]
+        return cls.together is not Attack.together and order[0] == "together"
 
     def targets(self, schema: Schema) -> list[str]:
         """The fields of a reply that are of its kinds."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from holdfast.core.device import to_device
 from holdfast.core.types import Field, Schema, Uplink
 
 
@@ -28,12 +29,10 @@ class Vote(NamedTuple):
     def schema(self) -> Schema:
         return {"update": Field("update", tuple(self.up["update"].shape[1:]))}
 
-    def write(self, said: Tensor, mine: Tensor, value: Tensor) -> None:
-        """Put what the holders in `mine` send instead into the field; a single row is sent by all of them."""
+    def positions(self, mine: Tensor, classes: int) -> Tensor:
+        """Where the means of the holders in `mine` stand among all means of all clients, client by client."""
         rows = self.rows[mine]
-        target = said[rows] if self.place is None else said[rows, self.place]
-        value = value.to(said).expand(len(rows), -1).reshape(target.shape)
-        said[rows if self.place is None else (rows, self.place)] = value
+        return rows if self.place is None else rows * classes + self.place
 
 
 def votes(name: str, schema: Schema, up: Uplink) -> Iterator[Vote]:
@@ -47,9 +46,10 @@ def votes(name: str, schema: Schema, up: Uplink) -> Iterator[Vote]:
         ),
         None,
     )
-    holds = None if held is None else up[held] > 0
+    holds = None if held is None else (up[held] > 0).cpu()
     for place in (None,) if holds is None else range(holds.shape[1]):
         rows = torch.arange(len(up)) if holds is None else holds[:, place].nonzero().flatten()
-        means = up[name][rows] if place is None else up[name][rows, place]
+        there = to_device(rows, up[name].device)
+        means = up[name][there] if place is None else up[name][there, place]
         if len(rows):
             yield Vote(place, rows, Uplink(up.ids[rows], {"update": means.flatten(1)}))

@@ -23,6 +23,7 @@ def lie(how: Lie, honest: Tensor, field: Field, key: Key) -> Tensor:
 
 
 def _made_up(how: str, honest: Tensor, field: Field, key: Key) -> Tensor:
+    key = key.to(honest.device)
     low, high, invert = 0.0 if field.low == UNDEFINED else field.low, field.high, how == "invert"
     shape, kind = honest.shape[1:], honest.dtype
     if low is not None and high is not None:

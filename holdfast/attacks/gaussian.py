@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.base import Attack, View
+from holdfast.attacks.several import Views
+from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
@@ -40,11 +42,20 @@ class Gaussian(Attack):
         out = {}
         for name in self.targets(schema):
             own = view.own(name)
-            noise = key.fold(name).fold(up.ids).normal(*own.shape[1:], dtype=own.dtype)
+            noise = key.fold(name).fold(up.ids).to(own.device).normal(*own.shape[1:], dtype=own.dtype)
             out[name] = noise * self._sigma(own, view)
         return out
 
-    def _sigma(self, own: Tensor, view: View) -> float | Tensor:
+    def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:
+        out = {}
+        for name in self.targets(schema):
+            own = views.own(name)
+            luck = views.key.fold(name).fold(views.ids).bits
+            noise = Key(to_device(luck, own.device)).normal(*own.shape[2:], dtype=own.dtype)
+            out[name] = noise * self._sigma(own, views)
+        return out
+
+    def _sigma(self, own: Tensor, view: View | Views) -> float | Tensor:
         if self.scale == "absolute":
             return self.sigma
         sent = view.sent()
@@ -53,4 +64,4 @@ class Gaussian(Attack):
                 "attack 'gaussian' scales its noise by the model that was sent, but none was; set"
                 ' attack.scale = "absolute"'
             )
-        return self.sigma * torch.std(sent[:, : own.shape[1]].double(), dim=1, keepdim=True).to(own.dtype)
+        return self.sigma * torch.std(sent[..., : own.shape[-1]].double(), dim=-1, keepdim=True).to(own)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from holdfast.attacks.base import Attack, Knowledge, View
+from holdfast.attacks.several import Views
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
@@ -36,3 +37,9 @@ class Ipm(Attack):
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         eps = view.cohort if self.eps is None else self.eps
         return {name: -eps * view.known(name, "benign").mean(0) for name in self.targets(schema)}
+
+    def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:
+        eps = views.cohort if self.eps is None else self.eps
+        return {
+            name: -eps * views.known(name, "benign").mean(1, keepdim=True) for name in self.targets(schema)
+        }

@@ -12,9 +12,13 @@ from torch import Tensor
 
 from holdfast.aggregators.geometry import deviation
 from holdfast.attacks.base import Attack, Knowledge, View, Whom
+from holdfast.attacks.distances import deviations
+from holdfast.attacks.several import Views
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
+
+_ALONE = "lie: a single update is known, which has no spread, so it is sent as it is"
 
 
 @register("attack", "lie", paper="Baruch, Baruch and Goldberg: A Little Is Enough, NeurIPS 2019")
@@ -43,19 +47,28 @@ class Lie(Attack):
     variant: Literal["paper", "authors"] = setting("paper", "authors: z is not clamped")
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
-        z, out = self._z(view), {}
+        z, out = self._z(view, len(view.mine)), {}
         for name in self.targets(schema):
             known = view.known(name, self.statistics)
             if len(known) < 2:
-                view.note("lie: a single update is known, which has no spread, so it is sent as it is")
+                view.note(_ALONE)
             spread = deviation(known) if len(known) > 1 else torch.zeros_like(known[0])
             out[name] = known.mean(0) - z * spread
         return out
 
-    def _z(self, view: View) -> float:
+    def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:
+        z, out = self._z(views, views.attackers), {}
+        for name in self.targets(schema):
+            known = views.known(name, self.statistics)
+            if known.shape[1] < 2:
+                views.note(_ALONE)
+            spread = deviations(known) if known.shape[1] > 1 else torch.zeros_like(known[:, 0])
+            out[name] = (known.mean(1) - z * spread)[:, None]
+        return out
+
+    def _z(self, view: View | Views, attackers: int) -> float:
         if self.z is not None:
             return self.z
-        attackers = len(view.mine)
         z = formula(view.cohort, attackers)
         if self.variant == "authors":
             if math.isinf(z):

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.base import Attack, Knowledge, View
-from holdfast.attacks.distances import line
+from holdfast.attacks.distances import line, lines
+from holdfast.attacks.several import Views
+from holdfast.core.device import to_device
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
+
+_ALONE = "mimic: no benign client is in the cohort, so attackers send their own"
 
 
 @register(
@@ -42,17 +46,36 @@ class Mimic(Attack):
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         if len(view.mine) == len(view.up):
-            view.note("mimic: no benign client is in the cohort, so attackers send their own")
+            view.note(_ALONE)
             return {}
         return {name: self._copied(view.known(name, "benign")) for name in self.targets(schema)}
+
+    def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:
+        if views.attackers == views.cohort:
+            views.note(_ALONE)
+            return {}
+        return {name: self._copied_of_each(views.known(name, "benign")) for name in self.targets(schema)}
+
+    def _copied_of_each(self, benign: Tensor) -> Tensor:
+        c, n = benign.shape[:2]
+        if self.whom == "first" or n < 2:
+            return benign[:, :1]
+        farthest = torch.tensor([_farthest(pairs) for pairs in lines(benign, "std").pairs])
+        places = to_device(torch.arange(c) * n + farthest, benign.device)
+        return benign.flatten(0, 1).index_select(0, places)[:, None]
 
     def _copied(self, benign: Tensor) -> Tensor:
         if self.whom == "first" or len(benign) < 2:
             return benign[0]
-        pairs = line(benign, "std").pairs
-        if not bool(torch.isfinite(pairs).all()):  # no update is finite
-            return benign[0]
-        centred = (
-            pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()
-        )  # -2 times the Gram matrix about the mean
-        return benign[int(torch.linalg.eigh(-centred / 2).eigenvectors[:, -1].abs().argmax())]
+        return benign[_farthest(line(benign, "std").pairs)]
+
+
+def _farthest(pairs: Tensor) -> int:
+    """Which client lies farthest along the main spread, by squared distances between clients; the first where
+    no update is finite."""
+    if not bool(torch.isfinite(pairs).all()):
+        return 0
+    centred = (
+        pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()
+    )  # -2 times the Gram matrix about the mean
+    return int(torch.linalg.eigh(-centred / 2).eigenvectors[:, -1].abs().argmax())

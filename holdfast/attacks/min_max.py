@@ -8,10 +8,23 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from holdfast.attacks.base import Attack, Knowledge, View, Whom
-from holdfast.attacks.distances import Line, Perturbation, coarse, largest, line
+from holdfast.attacks.distances import (
+    Line,
+    Lines,
+    Perturbation,
+    coarse,
+    coarse_of_each,
+    largest,
+    largest_of_each,
+    line,
+    lines,
+)
+from holdfast.attacks.several import Views
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
+
+_ALONE = "min-max: fewer than two updates are known, so attackers send their own"
 
 
 @register("attack", "min-max", paper="Shejwalkar and Houmansadr: Manipulating the Byzantine, NDSS 2021")
@@ -43,12 +56,28 @@ class MinMax(Attack):
         for name in self.targets(schema):
             known = view.known(name, self.statistics)
             if len(known) < 2:
-                view.note("min-max: fewer than two updates are known, so attackers send their own")
+                view.note(_ALONE)
                 continue
             way = line(known, self.perturbation)
             out[name] = way.mean + (self._gamma(way) if way.length > 0 else 0.0) * way.direction
         return out
 
+    def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:
+        out = {}
+        for name in self.targets(schema):
+            known = views.known(name, self.statistics)
+            if known.shape[1] < 2:
+                views.note(_ALONE)
+                continue
+            ways = lines(known, self.perturbation)
+            out[name] = ways.points(self._gammas(ways))[:, None]
+        return out
+
     def _gamma(self, way: Line) -> float:
         bound, search = float(way.pairs.max()), largest if self.variant == "paper" else coarse
         return search(lambda gamma: float(way.squared(gamma).max()) <= bound)
+
+    def _gammas(self, ways: Lines) -> Tensor:
+        bounds = ways.pairs.amax((1, 2))
+        search = largest_of_each if self.variant == "paper" else coarse_of_each
+        return search(lambda gammas: ways.squared(gammas).amax(1) <= bounds, len(bounds))

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from holdfast.attacks.base import Attack, View
+from holdfast.attacks.several import Views
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
@@ -29,3 +30,7 @@ class Replacement(Attack):
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         factor = view.cohort if self.factor is None else self.factor
         return {name: factor * view.own(name) for name in self.targets(schema)}
+
+    def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:
+        factor = views.cohort if self.factor is None else self.factor
+        return {name: factor * views.own(name) for name in self.targets(schema)}

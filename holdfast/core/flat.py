@@ -4,7 +4,7 @@ named place."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -119,6 +119,8 @@ class Wire:
     whole: bool
     model: Layout
     """Of the whole model: a schema may name fields by the shape of a layer."""
+    _there: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    """The index on devices, where it travelled once."""
 
     @classmethod
     def of(cls, layout: Layout, shared: Tensor) -> Wire:
@@ -132,6 +134,11 @@ class Wire:
     @property
     def buffers(self) -> int:
         return self.size - self.parameters
+
+    def _on(self, device: torch.device) -> Tensor:
+        if device not in self._there:
+            self._there[device] = self.index.to(device)
+        return self._there[device]
 
     def layout(self, whole: Layout) -> Layout:
         """Where each tensor's travelling entries lie among the parameters that travel; for rules that go
@@ -159,12 +166,12 @@ class Wire:
 
     def pack(self, model: Tensor) -> Tensor:
         """[..., size of the model] to [..., what travels]."""
-        return model if self.whole else model[..., self.index.to(model.device)]
+        return model if self.whole else model[..., self._on(model.device)]
 
     def unpack(self, sent: Tensor, own: Tensor) -> Tensor:
         """The model with the travelling entries replaced by what was sent."""
         if self.whole:
             return sent
         out = own.clone()
-        out[..., self.index.to(own.device)] = sent
+        out[..., self._on(own.device)] = sent
         return out

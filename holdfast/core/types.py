@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+
+from holdfast.core.together import Computation
 
 T = TypeVar("T")
 State = dict[str, Tensor]
@@ -171,8 +173,9 @@ class Verdict:
     fallback: bool = False
 
 
-Steps = Generator[Exchange, Uplink, T]
-"""A generator that asks clients: it yields Exchanges, is sent their Uplinks, and returns a T."""
+Steps = Generator[Exchange | Computation, Any, T]
+"""A generator that asks clients: it yields Exchanges, is sent their Uplinks, and returns a T. It may also
+yield a Computation, and is sent its result: a GPU computes what several experiments ask for together."""
 Round = Steps[tuple[State, Verdict]]
 """A round of a method's server half: it returns the new state and the verdict."""
 

@@ -37,7 +37,8 @@ class Detector(Part):
         """`models` are the clients' models [n, d] as the server would see them after this round, as far as
         they are parameters that travel; `ctx.reference` is what they are compared with, `ctx.buffers` [n, b]
         the buffers that came with them, `ctx.counts` the numbers of samples that these clients report (None
-        where they do not)."""
+        where they do not). `models`, `ctx.reference` and `ctx.buffers` may be on a device; all that is
+        returned is on the host. It yields exchanges, and computations (`core/together.py`)."""
         yield from ()
         raise TypeError(f"{type(self).__name__} does not define how it judges")
 

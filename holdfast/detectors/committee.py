@@ -21,6 +21,7 @@ from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import SCORE, Exchange, State, Steps
 from holdfast.detectors.base import Detector, Judgement
+from holdfast.detectors.computations import Sound
 
 PAPER = "Pan, Guo and Li, C-PFL: A committee-based personalized federated learning framework, JNCA"
 _ROUNDING = 1e-9  # the mean of equal accuracies may be a hair above each of them
@@ -189,7 +190,7 @@ class Committee(Detector):
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
         memory, members = self.memory(state), self.elect(state, ctx)
         memory = replace(memory, members=members)
-        sound = torch.isfinite(models).all(1)
+        sound = yield Sound(models)
         asked = self._asked(members, ids, sound, ctx)
         votes = yield from _votes(members, asked, torch.cat([models, ctx.buffers], dim=1))
         ballot = self._count(votes, asked, sound)

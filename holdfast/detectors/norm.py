@@ -16,7 +16,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from holdfast.aggregators.geometry import norms
+from holdfast.aggregators.similarity import Lengths
 from holdfast.core.registry import register, setting
 from holdfast.core.screening import NOT_FINITE
 from holdfast.core.types import State, Steps
@@ -44,8 +44,8 @@ class Norm(Detector):
         return self
 
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
-        yield from ()  # it asks no client
-        lengths = norms(models, ctx.reference).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        lengths = yield Lengths(models, ctx.reference)  # it asks no client
+        lengths = lengths.nan_to_num(nan=torch.inf, posinf=torch.inf)
         bound = self.bound(lengths)
         far = {
             i: length

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ class ClientStack:
     plans: Mapping[str, Plan]
     """How stacks are trained, by the experiments' plan keys."""
     device: torch.device = torch.device("cpu")
+    _first: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    """First models by address: the host's, which keeps the address its own, and the device's."""
 
     def perform(self, calls: list[Call], known: Tensor, stored: State) -> TaskResult:
         """Perform the calls' task on all of their clients. `known` says which clients have private rows, and
@@ -142,9 +144,12 @@ class ClientStack:
         return Received(joined(banks, self.device), torch.cat(picks), local.wire)
 
     def _initial(self, models: list[Tensor], sizes: list[int]) -> Tensor:
-        """Each client's first model. Every experiment's travels once, and is repeated where it is needed."""
-        there = {key: self._to_device(model) for key, model in {id(model): model for model in models}.items()}
-        parts = [there[id(model)].expand(n, -1) for model, n in zip(models, sizes, strict=True)]
+        """Each client's first model. Every experiment's travels once in a run, and is repeated where it is
+        needed."""
+        for model in models:
+            if id(model) not in self._first:
+                self._first[id(model)] = model, self._to_device(model)
+        parts = [self._first[id(model)][1].expand(n, -1) for model, n in zip(models, sizes, strict=True)]
         # a single view stays a view: one model for a thousand clients is not copied a thousand times
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

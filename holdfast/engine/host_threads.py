@@ -64,6 +64,8 @@ def joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     threads. A single part is not copied: one model for a thousand clients stays one."""
     if len(parts) == 1:
         return to_device(parts[0], device)
+    if any(part.device.type != "cpu" for part in parts):
+        return torch.cat([to_device(part, device) for part in parts])
     ends = list(accumulate(len(part) for part in parts))
     small = sum(part.numel() * part.element_size() for part in parts) <= PINNED
     whole = torch.empty(
@@ -83,8 +85,8 @@ def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _on_host(value: Tensor) -> Tensor:
-    if not value.is_cuda:
+    if value.device.type == "cpu":
         return value
-    if value.numel() * value.element_size() > PINNED:
+    if not value.is_cuda or value.numel() * value.element_size() > PINNED:
         return value.cpu()
     return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value.detach())

@@ -4,25 +4,32 @@ answered together."""
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import torch
 
 from holdfast.core.errors import StoreError
 from holdfast.core.generators import Finished, advance
+from holdfast.core.together import Computation, answered
 from holdfast.core.types import Exchange, Uplink
 from holdfast.engine.client_task import EVALUATE
 from holdfast.engine.host_threads import each
 from holdfast.engine.run_context import Call, RunContext
 from holdfast.engine.workers import WorkerLost
 from holdfast.local.per_client import TrainedApart
+from holdfast.local.programs import forget
 from holdfast.storage.store import PreparedRound, commit_all
+from holdfast.storage.write_behind import WriteBehind
 
 
 class Engine(Protocol):
-    """What answers exchanges: the simulator, or a Flower server with real clients."""
+    """What answers exchanges: the simulator, or a Flower server with real clients. One with a true
+    `writes_behind` may be asked for the next round while a round is still being committed."""
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
 
@@ -34,12 +41,12 @@ class RunDriver:
     """One experiment during its run: its context, its generator, and what it waits for."""
 
     run_context: RunContext
-    steps: Generator[Exchange | PreparedRound, Any, Any]
-    waiting: Exchange | PreparedRound | None = None
+    steps: Generator[Exchange | Computation | PreparedRound, Any, Any]
+    waiting: Exchange | Computation | PreparedRound | None = None
     result: Any = None
     error: Exception | None = None
 
-    def turn(self, up: Uplink | None) -> None:
+    def turn(self, up: Any) -> None:
         """Go on to the next exchange, or to the end. An experiment that fails stops there, and the others go
         on; an error of the disk stops them all."""
         try:
@@ -60,7 +67,7 @@ class RunDriver:
         fused."""
         if isinstance(self.waiting, PreparedRound):
             return self.run_context.round, 2, 0
-        assert self.waiting is not None
+        assert isinstance(self.waiting, Exchange)
         return self.run_context.round, int(self.waiting.task == EVALUATE), self.waiting.step
 
 
@@ -76,7 +83,10 @@ def drive(
     A round is committed when all experiments in it are ready: then, after a kill, they can go on together,
     which means with the same bits. For the same reason `failed` is called only once the others have committed
     the round in which one failed: if the process is killed before that, all of them run the round again, with
-    the one that fails."""
+    the one that fails.
+
+    Where the engine allows it, a round is committed while the next one is under way. `after` is called once
+    more when it is done, and it is always done before this function ends."""
     reported: set[int] = set()
 
     def report_failures(round: float) -> None:
@@ -85,35 +95,90 @@ def drive(
                 reported.add(id(driver))
                 failed(driver)
 
-    with closing(engine):
-        _run_to_end(engine, drivers, after, report_failures)
+    with closing(engine), closing(WriteBehind()) as behind:
+        commits = Commits(behind if getattr(engine, "writes_behind", False) else None, after, report_failures)
+        _run_to_end(engine, drivers, after, commits)
+        report_failures(math.inf)
+
+
+@dataclass
+class Commits:
+    """The commits of experiments that run together."""
+
+    behind: WriteBehind | None
+    """What commits while the next round is under way; without it, every commit is waited for."""
+    after: Callable[[RunDriver], None]
+    report_failures: Callable[[float], None]
+    on_their_way: list[RunDriver] = field(default_factory=list)
+    round: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    def commit(self, drivers: list[RunDriver]) -> None:
+        """Commit the rounds that these experiments have prepared. The round before is committed when this
+        returns; so is this one, if a run ends with it, or if it is too large for copies."""
+        ready = [driver.waiting for driver in drivers if isinstance(driver.waiting, PreparedRound)]
+        self.arrived(within=None)
+        began, self.began = self.began, time.perf_counter()
+        if self.behind is None or not self.behind.begin(ready, each):
+            commit_all(ready)
+            self.report_failures(ready[0].round)
+            return
+        self.on_their_way, self.round = drivers, ready[0].round
+        # beside a long round the disk takes no time, and who follows the run sees each round as it ends
+        self.arrived(None if any(one.last for one in ready) else (self.began - began) / 100)
+
+    def arrived(self, within: float | None = 0.0) -> None:
+        """Tell of the commit on its way, if it is done within so many seconds; None waits for it."""
+        if self.behind is not None and self.on_their_way and self.behind.done(within):
+            drivers, self.on_their_way = self.on_their_way, []
+            for driver in drivers:
+                self.after(driver)
+            self.report_failures(self.round)
 
 
 def _run_to_end(
     engine: Engine,
     drivers: list[RunDriver],
     after: Callable[[RunDriver], None],
-    report_failures: Callable[[float], None],
+    commits: Commits,
 ) -> None:
     for driver in drivers:
-        driver.turn(None)
+        _turn([driver], [None])
         after(driver)
     while any(driver.waiting is not None for driver in drivers):
         behind = min(driver.place() for driver in drivers if driver.waiting is not None)
         now = [driver for driver in drivers if driver.waiting is not None and driver.place() == behind]
         if behind[1] == 2:
-            commit_all([driver.waiting for driver in now if isinstance(driver.waiting, PreparedRound)])
-            report_failures(behind[0])
+            commits.commit(now)
             answers: list[Uplink | None] = [None] * len(now)
         else:
             answers = _exchange(engine, now)
-        each(
-            lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
-            list(zip(now, answers, strict=True)),
-        )
+            commits.arrived()
+        _turn(now, answers)
         for driver in now:
             after(driver)
-    report_failures(math.inf)
+    commits.arrived(within=None)
+
+
+def _turn(drivers: Sequence[RunDriver], answers: Sequence[Any]) -> None:
+    """Let all go on to their next exchange, commit or end. What their servers compute on the way is computed
+    together."""
+    each(
+        lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
+        list(zip(drivers, answers, strict=True)),
+    )
+    asking = [driver for driver in drivers if isinstance(driver.waiting, Computation)]
+    if not asking:
+        return
+    wanted = [driver.waiting for driver in asking if isinstance(driver.waiting, Computation)]
+    found = answered(wanted, each)
+    if any(isinstance(answer, torch.OutOfMemoryError) for answer in found):
+        forget()  # programs for training hold most of a GPU's memory; they are made again
+        found = answered(wanted, each, batch=False)
+    for driver, answer in zip(asking, found, strict=True):
+        if isinstance(answer, Exception):
+            driver.fail(answer)
+    _turn(asking, found)
 
 
 def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:

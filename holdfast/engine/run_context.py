@@ -68,6 +68,8 @@ class RunContext:
     passes: tuple[Tensor, Tensor] | None = None
     """Under DP-SGD: clients that trained in the last exchange, and their passes over the data and steps."""
     round: int = 0
+    home: torch.device = torch.device("cpu")
+    """Where what clients send is kept, and where the server, attacks and screening compute."""
     _wire: tuple[int, Wire] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

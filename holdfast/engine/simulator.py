@@ -5,7 +5,8 @@ An exchange goes through these stages, in this order:
     group      calls of experiments that share a group key become one cohort
     split      the cohort is cut into chunks that fit the memory bound
     execute    the clients of a chunk perform their task as one stack, here or in a worker process
-    scatter    what the clients send goes back to the call that asked; their private rows go to the disk
+    scatter    what the clients send goes back to the call that asked; their private rows go to the disk, on a
+               GPU also to its memory
     protect    honest clients clip and noise what they send, where [privacy] asks for it
     attack     malicious clients change what they send
     screen     replies that break the schema of their task are refused
@@ -14,33 +15,31 @@ How a cohort is split depends on the plan and never on which worker is free, so 
 
 from __future__ import annotations
 
-import math
-import os
-import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from holdfast.core.errors import DataError
-from holdfast.core.files import plain_disk_errors
 from holdfast.core.keys import Key
 from holdfast.core.memory import give_back_memory
-from holdfast.core.screening import screen
+from holdfast.core.screening import screen, screen_together
+from holdfast.core.together import Computation, in_lockstep
 from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
 from holdfast.engine.client_stack import PASSES, ClientStack, TaskResult
 from holdfast.engine.client_task import EVALUATE, schema_of
-from holdfast.engine.host_threads import each, on_host
+from holdfast.engine.device_rows import DeviceRows, read_rows
+from holdfast.engine.host_threads import each
+from holdfast.engine.replies import Replies
 from holdfast.engine.run_context import Call
 from holdfast.engine.worker_dispatch import WorkerDispatch
 from holdfast.engine.workers import can_fork
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget
 from holdfast.privacy.protection import keyed_normal, updates
-from holdfast.storage.client_state import RowStore
 
 __all__ = ["Call", "Simulator"]
 _PORTIONS = 4  # for each worker, on plan `loop`
@@ -73,16 +72,23 @@ class Simulator:
     plans: Mapping[str, Plan]
     """How stacks are trained, by the experiments' plan keys."""
     device: torch.device = torch.device("cpu")
+    writes_behind: ClassVar[bool] = True
+    """A round is written while the next one trains: no client of a simulation has to know that it counts."""
     clients: ClientStack = field(init=False)
+    _rows: DeviceRows | None = field(init=False, default=None)
+    """What keeps private rows between rounds, where that is not the disk alone."""
     _dispatch: WorkerDispatch | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.clients = ClientStack(self.plans, self.device)
+        if self.device.type != "cpu":
+            self._rows = DeviceRows(self.device)
 
     def close(self) -> None:
         """End the workers, if there are any, and give back what programs hold on a GPU."""
         if self._dispatch is not None:
             self._dispatch.close()
+        self._rows = None
         if self.device.type == "cuda":
             forget()
 
@@ -99,23 +105,20 @@ class Simulator:
 
     def _answer_group(self, calls: list[Call]) -> list[Uplink]:
         """Chunk by chunk, so that memory is bounded: few results exist at a time."""
-        replies: list[dict[str, Tensor]] = [{} for _ in calls]
+        context = calls[0].run_context
+        replies = Replies(calls, _schema(calls[0]), context.home, self.plans[context.plan_key].memory)
         chunks = self._split(calls)
         with closing(self._execute(chunks)) as results:
             for chunk, (state, sent) in zip(chunks, results, strict=True):
-                self._scatter(chunk, None if state is None else on_host(state), on_host(sent), calls, replies)
+                self._scatter(chunk, state, replies.take(sent), replies)
                 if len(chunks) > 1:
                     state, sent = None, {}
                     if self.device.type == "cpu":
                         give_back_memory()
-
-        def attacked_and_screened(pair: tuple[Call, dict[str, Tensor]]) -> Uplink:
-            call, reply = pair
-            schema = _schema(call)
-            self._protect(call, schema, reply)
-            return self._screen(call, schema, self._attack(call, schema, reply))
-
-        return each(attacked_and_screened, list(zip(calls, replies, strict=True)))
+        items = [(call, _schema(call), replies.of(place)) for place, call in enumerate(calls)]
+        each(lambda item: self._protect(*item), items)
+        attacked = in_lockstep([self._attack(*item) for item in items], each)
+        return self._screen(calls, [schema for _, schema, _ in items], attacked)
 
     # ---- its stages
 
@@ -162,31 +165,27 @@ class Simulator:
             for result in self._dispatch.carry_out(stacks, workers):
                 done += 1
                 yield result
+        read = private_rows if self._rows is None else self._rows.read
         for stack in stacks[done:]:
-            yield self.clients.perform(stack, *private_rows(stack, pinned=self.device.type == "cuda"))
+            yield self.clients.perform(stack, *read(stack))
 
     def _scatter(
-        self,
-        chunk: Chunk,
-        state: State | None,
-        sent: Mapping[str, Tensor],
-        calls: list[Call],
-        replies: list[dict[str, Tensor]],
+        self, chunk: Chunk, state: State | None, sent: Mapping[str, Tensor], replies: Replies
     ) -> None:
-        """Copy what a chunk's clients send into the replies to their calls, and stage their private rows on
-        disk. A call has at most one part in a chunk, so parts can be handled at the same time."""
+        """Copy what a chunk's clients send into the replies to their calls, and stage their private rows. A
+        call has at most one part in a chunk, so parts can be handled at the same time."""
 
         def scatter_part(part: Part) -> None:
-            reply = replies[part.place]
             for name, value in sent.items():
-                if name not in reply:
-                    reply[name] = self._empty_reply(calls[part.place], value)
-                reply[name][part.clients] = value[part.rows]
-            if state is not None:
+                replies.put(name, part.place, part.clients, value[part.rows])
+            if state is not None and self._rows is None:
                 rows = {name: value[part.rows] for name, value in state.items()}
                 part.call.run_context.rows.stage(part.call.exchange.to, rows)
 
         each(scatter_part, chunk)
+        if state is not None and self._rows is not None:
+            pieces = [(part.call.run_context.rows, part.call.exchange.to, part.rows) for part in chunk]
+            self._rows.stage(pieces, state)
 
     def _protect(self, call: Call, schema: Schema, reply: dict[str, Tensor]) -> None:
         """Protect the reply of each honest client, in place, as its node would in a federation; only that the
@@ -213,22 +212,42 @@ class Simulator:
             ).items():
                 reply[name][row : row + 1] = value
 
-    def _attack(self, call: Call, schema: Schema, reply: Mapping[str, Tensor]) -> Uplink:
-        """The reply as the malicious clients send it. Evaluation is not attacked."""
+    def _attack(
+        self, call: Call, schema: Schema, reply: Mapping[str, Tensor]
+    ) -> Generator[Computation, Any, Uplink]:
+        """The reply as the malicious clients send it. Evaluation is not attacked. On a device, attackers
+        write into the replies, which then stay next to each other."""
         run_context, ex = call.run_context, call.exchange
         up = Uplink(ex.to, reply)
         if ex.task == EVALUATE or not len(ex.to):
             return up
-        key = run_context.key.fold("attack", run_context.round, ex.step)
-        return run_context.adversary.poison(ex.task, schema, up, key, run_context.round, ex)
+        key, in_place = run_context.key.fold("attack", run_context.round, ex.step), _on_device(call)
+        attacking = run_context.adversary.poisoning(
+            ex.task, schema, up, key, run_context.round, ex, in_place=in_place
+        )
+        return (yield from attacking)
 
-    def _screen(self, call: Call, schema: Schema, up: Uplink) -> Uplink:
-        """The reply without the rows that break the schema of the task. Evaluation is not screened."""
-        if not len(call.exchange.to):
-            return empty_uplink(schema, call.run_context.network.dtype)
-        if call.exchange.task == EVALUATE:
-            return up
-        return screen(up, schema, call.run_context.norm_cap)
+    def _screen(self, calls: list[Call], schemas: list[Schema], ups: list[Uplink]) -> list[Uplink]:
+        """The replies without the rows that break the schema of the task. Evaluation is not screened."""
+        answers = list(ups)
+        asked: list[int] = []
+        for place, call in enumerate(calls):
+            if not len(call.exchange.to):
+                answers[place] = empty_uplink(schemas[place], call.run_context.network.dtype)
+            elif call.exchange.task != EVALUATE:
+                asked.append(place)
+        caps = [call.run_context.norm_cap for call in calls]
+        if _on_device(calls[0]):
+            good = screen_together(
+                [ups[place] for place in asked],
+                [schemas[place] for place in asked],
+                [caps[place] for place in asked],
+            )
+        else:
+            good = each(lambda place: screen(ups[place], schemas[place], caps[place]), asked)
+        for place, up in zip(asked, good, strict=True):
+            answers[place] = up
+        return answers
 
     # ---- what the stages need
 
@@ -244,41 +263,16 @@ class Simulator:
         turns = max(-(-total // (most * plan.workers)), _PORTIONS if plan.name == "loop" else 1)
         return -(-total // (turns * plan.workers))
 
-    def _empty_reply(self, call: Call, like: Tensor) -> Tensor:
-        """Room for one field of a whole cohort: memory, or, where that would exceed the bound, a file without
-        a name, which the system may keep on disk and which is removed with the tensor."""
-        run_context, shape = call.run_context, (len(call.exchange.to), *like.shape[1:])
-        size, bound = math.prod(shape) * like.element_size(), self.plans[run_context.plan_key].memory
-        if bound is None or size <= bound:
-            return torch.empty(shape, dtype=like.dtype)
-        folder = run_context.rows.path
-        with (
-            plain_disk_errors(folder),
-            tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=".writing") as file,
-        ):
-            # a full disk is an error here; later it would be a signal
-            os.posix_fallocate(file.fileno(), 0, size)
-            whole = torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=like.dtype)
-            return whole.view(shape)
 
-
-def private_rows(calls: list[Call], pinned: bool = False) -> tuple[Tensor, State]:
-    """Which of these clients have private rows on disk, and those rows; for a GPU in page-locked memory."""
+def private_rows(calls: list[Call]) -> tuple[Tensor, State]:
+    """Which of these clients have private rows on disk, and those rows."""
     known = [call.run_context.rows.present(call.exchange.to) for call in calls]
     asked = [
         (call.run_context.rows, call.exchange.to[there])
         for call, there in zip(calls, known, strict=True)
         if bool(there.any())
     ]
-    ends = list(accumulate(len(ids) for _, ids in asked))
-    whole = asked[0][0].room(ends[-1], pinned) if asked else {}
-
-    def read(piece: tuple[RowStore, Tensor, int]) -> None:
-        rows, ids, end = piece
-        rows.read(ids, {name: value[end - len(ids) : end] for name, value in whole.items()})
-
-    each(read, [(rows, ids, end) for (rows, ids), end in zip(asked, ends, strict=True)])
-    return torch.cat(known), whole
+    return torch.cat(known), read_rows(asked, torch.device("cpu"))
 
 
 def without_unused_models(exchange: Exchange) -> Exchange:
@@ -298,6 +292,10 @@ def empty_uplink(schema: Schema, dtype: torch.dtype) -> Uplink:
         name: torch.zeros(0, *field.shape, dtype=field.dtype or dtype) for name, field in schema.items()
     }
     return Uplink(torch.zeros(0, dtype=torch.int64), fields)
+
+
+def _on_device(call: Call) -> bool:
+    return call.run_context.home.type != "cpu"
 
 
 def _schema(call: Call) -> Schema:

@@ -63,6 +63,7 @@ def averaged(
     """The prototypes of a server from those of n clients, [classes, d] and which are known: each class over
     the clients that hold it, all alike ("equal") or by their samples of it. A class that none of them holds
     keeps the prototype it had."""
+    means, held = means.to(old.device), held.to(old.device)
     share = held if weighting == "samples" else (held > 0).to(means.dtype)
     total = share.sum(0)
     share = share / total.clamp(

@@ -129,6 +129,11 @@ class EngineSettings(Section):
         "bound on a stack of training clients, as 2GB; auto: 2GB on a CPU, four fifths of what is free on"
         " a GPU",
     )
+    server: Literal["auto", "host", "device"] = setting(
+        "auto",
+        "where servers, attacks and screening compute: on the host, or on the GPU that trains; auto: on the"
+        " GPU, where what all clients send fits",
+    )
     threads: int | None = setting(
         None, "threads; default: 1, or PyTorch's own number where that is clearly faster", ge=1, le=4096
     )

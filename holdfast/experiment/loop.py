@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from holdfast.attacks.adversary import Adversary
+from holdfast.core.device import to_device
 from holdfast.core.generators import Steps, relay
 from holdfast.core.keys import Key
+from holdfast.core.together import Computation
 from holdfast.core.types import ROOT, Exchange, State, Verdict
 from holdfast.data.federation import Samples, build_federation
 from holdfast.experiment.build import (
@@ -88,6 +91,7 @@ class Experiment:
         self.privacy = PrivacyAccount.of(config.privacy, self.run_context)
         self.meter = Meter(self.rule.quiet)
         self.finished: dict[str, Any] | None = None
+        self._start: Tensor | None = None
 
     @property
     def rounds(self) -> int:
@@ -95,11 +99,11 @@ class Experiment:
 
     @property
     def committed(self) -> int:
-        """The last round on disk: the one before the round that is under way; -1 where even the start is not
-        on disk."""
-        return self.run_context.round - (self.finished is None)
+        """The last round that is known to be on disk: the one before the round that is under way, or the one
+        before that while it is being written; -1 where even the start is not on disk."""
+        return self.store.committed
 
-    def steps(self) -> Generator[Exchange | PreparedRound, Any, dict[str, Any]]:
+    def steps(self) -> Generator[Exchange | Computation | PreparedRound, Any, dict[str, Any]]:
         """Run the experiment from its last committed round to its end. A finished run only returns its result
         again."""
         state, start = restore(self)
@@ -149,21 +153,32 @@ class Experiment:
             key=self.key.fold("server", round),
             wire=wire,
             layout=self.network.layout,
-            initial=wire.pack(self.initial),
+            initial=wire.pack(self._first()),
             aggregator=self.parts.aggregator,
             detectors=self.parts.detectors,
             server_lr=train.server_lr,
             server=self.parts.server,
             weighting=self.parts.aggregator.weights,
-            head=head,
+            head=None if head is None else to_device(head, self.run_context.home),
         )
+
+    def _first(self) -> Tensor:
+        """The start model where the server computes; it travels there once."""
+        home = self.run_context.home
+        if self._start is None or self._start.device != home:
+            self._start = to_device(self.initial, home)
+        return self._start
 
     def _metered(self, steps: Steps) -> Steps:
         """Pass the exchanges of a round on: number them, lose some replies where the config asks for it, and
         count bytes and seconds."""
         meter = self.meter = Meter(self.rule.quiet)
 
-        def ask(exchange: Exchange) -> Steps:
+        def ask(exchange: Exchange | Computation) -> Steps:
+            if isinstance(exchange, Computation):
+                found = yield exchange
+                meter.seconds["server"] += exchange.seconds
+                return found
             exchange = replace(exchange, step=meter.next_step())
             with meter.timing("client"):
                 up = yield from self.privacy.ask(self._lose(exchange))

@@ -17,11 +17,13 @@ from holdfast.engine.workers import Pool, can_fork, usable_cores
 from holdfast.experiment.config import parse_memory
 from holdfast.experiment.loop import Experiment
 from holdfast.local.device_trials import Trials, all_finished
-from holdfast.local.plan import bytes_per_row, on_threads
+from holdfast.local.plan import Where, bytes_per_row, on_threads
 from holdfast.local.plan_choice import Forecast, choose, choosing
 
 _ON_CPU = 2 * 10**9  # bytes for a stack by default
 _SHARE = 0.8  # of what is free on a GPU
+_BESIDE = 0.75  # of that, where the servers compute on it too
+_REPLIES = 8  # what all clients of a round send may take one part in so many of a GPU
 _CLEARLY = 0.9  # share of the time that more threads, or worker processes, may take to be chosen
 _LONG = 4.0  # seconds of training from which workers are worth a trial
 _BLOCK = 1 << 22  # bytes that are sent to a worker and back to see how long that takes
@@ -55,11 +57,24 @@ def start_device(name: str) -> None:
         threading.Thread(target=start, daemon=True).start()
 
 
-def memory_bound(text: str, device: torch.device) -> int:
+def memory_bound(text: str, device: torch.device, server: Where = "host") -> int:
     """Bytes for a stack of training clients."""
     if text != "auto":
         return parse_memory(text)
-    return int(torch.cuda.mem_get_info(device)[0] * _SHARE) if device.type == "cuda" else _ON_CPU
+    if device.type != "cuda":
+        return _ON_CPU
+    return int(torch.cuda.mem_get_info(device)[0] * _SHARE * (1.0 if server == "host" else _BESIDE))
+
+
+def where_servers_compute(experiments: list[Experiment], device: torch.device) -> Where:
+    """On the device that trains if what all clients of a round send fits there beside their training. It
+    depends on the size of the device and not on what is free, since bits depend on it."""
+    asked = experiments[0].config.engine.server
+    if device.type == "cpu" or asked != "auto":
+        return "device" if device.type != "cpu" and asked == "device" else "host"
+    sent = sum(_cohort_size(e) * e.initial.numel() * e.initial.element_size() for e in experiments)
+    fits = sent * _REPLIES <= torch.cuda.get_device_properties(device).total_memory
+    return "device" if fits else "host"
 
 
 @dataclass(frozen=True)
@@ -140,7 +155,8 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
     alike: dict[str, list[Experiment]] = {}
     for experiment in experiments:
         alike.setdefault(experiment.run_context.plan_key, []).append(experiment)
-    memory = _memory(alike, device)
+    server = where_servers_compute(experiments, device)
+    memory = _memory(alike, device, server)
     shared: dict[str, Forecast] = {}
     trials: dict[str, Trials[Forecast]] = {}
     for name, members in alike.items():
@@ -164,7 +180,8 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
             trials[name] = choosing(*given)
         else:
             shared[name] = _shared(partial(choose, *given), workers, first)
-    return all_finished(trials) if workers == 1 else shared
+    found = all_finished(trials) if workers == 1 else shared
+    return {name: replace(one, plan=replace(one.plan, server=server)) for name, one in found.items()}
 
 
 def _groups(experiments: list[Experiment]) -> tuple[int, ...]:
@@ -176,10 +193,12 @@ def _groups(experiments: list[Experiment]) -> tuple[int, ...]:
     return tuple(groups.values())
 
 
-def _memory(alike: dict[str, list[Experiment]], device: torch.device) -> dict[str, int]:
+def _memory(alike: dict[str, list[Experiment]], device: torch.device, server: Where) -> dict[str, int]:
     """Bytes for each network's stacks. On a CPU they come and go; on a GPU programs keep theirs to the end,
     so each network has its share of the whole, by what its stacks would take."""
-    bounds = {name: memory_bound(members[0].config.engine.memory, device) for name, members in alike.items()}
+    bounds = {
+        name: memory_bound(members[0].config.engine.memory, device, server) for name, members in alike.items()
+    }
     if device.type == "cpu":
         return bounds
     wanted = {name: _row(members[0]) * sum(_groups(members)) for name, members in alike.items()}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
+from holdfast.core.reading import parse_json
 from holdfast.core.types import State, Verdict
 from holdfast.evaluation import detection, metrics
 from holdfast.methods.context import Context
@@ -17,6 +21,8 @@ from holdfast.storage.store import PreparedRound
 if TYPE_CHECKING:
     from holdfast.experiment.loop import Experiment
 
+_ON_DEVICE = "device/names"
+
 
 def restore(experiment: Experiment) -> tuple[State, PreparedRound | None]:
     """The server's committed state. For a new run its start, and round 0, which is to be committed too, so
@@ -25,16 +31,18 @@ def restore(experiment: Experiment) -> tuple[State, PreparedRound | None]:
     if head is None:
         return _begin(experiment)
     run_context.round, saved = head
+    experiment.store.committed = run_context.round
     try:
         experiment.participation.restore(saved)
         experiment.privacy.restore(saved)
         run_context.rows = RowStore(experiment.out / "rows", saved["rows/index"])
+        state = _at_home(server_state(saved), saved, experiment)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
         raise RunError(
             f"{experiment.out}: the committed state of round {run_context.round} is damaged ({error})"
         ) from None
     experiment.store.tidy(run_context.round)  # a kill after the last commit may have left the state before it
-    return server_state(saved), None
+    return state, None
 
 
 def server_state(saved: Mapping[str, Tensor]) -> State:
@@ -42,6 +50,23 @@ def server_state(saved: Mapping[str, Tensor]) -> State:
     return {
         name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")
     }
+
+
+def _at_home(state: State, saved: Mapping[str, Tensor], experiment: Experiment) -> State:
+    """The server's state with the tensors on the device that were there when it was saved."""
+    home = experiment.run_context.home
+    if home.type == "cpu" or _ON_DEVICE not in saved:
+        return state
+    there = set(parse_json(bytes(saved[_ON_DEVICE].tolist())))
+    return {name: to_device(value, home) if name in there else value for name, value in state.items()}
+
+
+def _where(state: State) -> State:
+    """Which tensors of the server's state are on a device, as bytes of JSON; nothing where none is."""
+    there = sorted(name for name, value in state.items() if value.device.type != "cpu")
+    if not there:
+        return {}
+    return {_ON_DEVICE: torch.frombuffer(bytearray(json.dumps(there).encode()), dtype=torch.uint8)}
 
 
 def _begin(experiment: Experiment) -> tuple[State, PreparedRound]:
@@ -66,7 +91,7 @@ def prepare_round(
     figures: metrics.Figures,
     arrays: Mapping[str, Tensor],
 ) -> PreparedRound:
-    """Write all of a round. It counts only once the caller commits it."""
+    """Collect all of a round. It is written, and counts, only once the caller commits it."""
     meter, round, adversary = experiment.meter, experiment.run_context.round, experiment.adversary
     benign = adversary.benign(verdict.ids, round)
     figures = figures | experiment.method.round_figures(verdict, experiment.federation.facts, benign)
@@ -103,8 +128,9 @@ def _prepare(
     experiment: Experiment, state: State, part: dict[str, Any], arrays: Mapping[str, Tensor]
 ) -> PreparedRound:
     saved = {f"server/{k}": v for k, v in state.items()} | experiment.participation.state()
-    saved |= experiment.privacy.state()
-    return experiment.store.prepare(part["round"], saved, part, arrays, experiment.run_context.rows)
+    saved |= experiment.privacy.state() | _where(state)
+    last = part["round"] >= experiment.rounds
+    return experiment.store.prepare(part["round"], saved, part, arrays, experiment.run_context.rows, last)
 
 
 def write_result(experiment: Experiment) -> dict[str, Any]:

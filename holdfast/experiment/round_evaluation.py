@@ -6,13 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from holdfast.core.generators import Steps, pass_on, relay
-from holdfast.core.types import Exchange, State, Uplink
+from holdfast.core.together import Computation
+from holdfast.core.types import Exchange, State
 from holdfast.engine.client_task import EVALUATE, sends_global_first
 from holdfast.evaluation import metrics
 from holdfast.experiment.meter import Meter
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def evaluate_round(
     experiment: Experiment, state: State, ctx: Context, last: bool = False
-) -> Generator[Exchange, Uplink, tuple[metrics.Figures, State]]:
+) -> Generator[Exchange | Computation, Any, tuple[metrics.Figures, State]]:
     """Measure the models that the clients would use now. Returns the round's figures and arrays; both are
     empty in a round that is not evaluated."""
     round, meter = experiment.run_context.round, experiment.meter
@@ -65,9 +66,13 @@ def evaluate_round(
 def discarding_state(steps: Steps, meter: Meter, ask: Callable[[Exchange], Steps] = pass_on) -> Steps:
     """Pass on what evaluation asks of clients: numbered after the round's own exchanges, and the clients keep
     no state of it."""
-    return (
-        yield from relay(steps, lambda asked: ask(replace(asked, step=meter.next_step(), discard_state=True)))
-    )
+
+    def unkept(asked: Exchange | Computation) -> Steps:
+        if isinstance(asked, Computation):
+            return pass_on(asked)
+        return ask(replace(asked, step=meter.next_step(), discard_state=True))
+
+    return (yield from relay(steps, unkept))
 
 
 def _measured_clients(experiment: Experiment, ctx: Context, held_out: Tensor) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from holdfast.core.device import deterministic_math
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.engine.host_threads import host_threads
 from holdfast.engine.lockstep import Engine, RunDriver, drive
@@ -86,9 +88,17 @@ def check_same(experiment: Experiment, manifest: Mapping[str, Any]) -> None:
         raise RunError(f"{experiment.out}: the model does not start from the weights the run began with")
 
 
-def _host_threads(device: torch.device, threads: int, experiments: int) -> int:
-    """Threads for the CPU work of many experiments, where the CPU does not train."""
-    return usable_cores() if device.type == "cuda" and threads == 1 and experiments > 1 else 1
+def _host_threads(device: torch.device, terms: RunTerms, experiments: int) -> int:
+    """Threads for the CPU work of many experiments, where the CPU does not train. Where the servers compute
+    on the GPU, little of that work is left, and it is Python's, which threads do not share."""
+    on_gpu = any(home_of(plan, device).type != "cpu" for plan in terms.plans)
+    alone = device.type != "cuda" or terms.threads > 1 or experiments == 1 or on_gpu
+    return 1 if alone else usable_cores()
+
+
+def home_of(plan: Plan, device: torch.device) -> torch.device:
+    """Where what clients send is kept, and where servers compute."""
+    return device if plan.server == "device" else torch.device("cpu")
 
 
 def run_together(
@@ -110,12 +120,18 @@ def run_together(
             write_failure(experiment.out, driver.run_context.round, driver.error)
             watch.say(f"{experiment.label} failed in round {driver.run_context.round}; the others go on")
 
-    with on_threads(terms.threads), host_threads(_host_threads(device, terms.threads, len(experiments))):
+    homes = {home_of(plan, device) for plan in terms.plans}
+    with ExitStack() as context:
+        context.enter_context(on_threads(terms.threads))
+        context.enter_context(host_threads(_host_threads(device, terms, len(experiments))))
+        for home in homes:
+            context.enter_context(deterministic_math(home, "fp32"))  # what servers compute is never rounded
         engine = make_engine(
             {e.run_context.plan_key: plan for e, plan in zip(experiments, terms.plans, strict=True)}, device
         )
         watch.planned(experiments)
-        for experiment in experiments:
+        for experiment, plan in zip(experiments, terms.plans, strict=True):
             experiment.network.module.to(device)
+            experiment.run_context.home = home_of(plan, device)
         drive(engine, drivers, lambda driver: watch.moved(by_context[id(driver.run_context)]), note)
     return drivers

@@ -17,6 +17,7 @@ from holdfast.models.network import Network
 PlanName = Literal["loop", "vmap", "captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"]
 """One client after the other, or a stack of them; each step asked for anew, replayed as it was captured, or
 compiled and replayed."""
+Where = Literal["host", "device"]
 STACKED = frozenset({"vmap", "captured-vmap", "compiled-vmap"})
 REPLAYED = frozenset({"captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"})
 _NEXT_BEST: dict[str, tuple[PlanName, ...]] = {
@@ -54,6 +55,8 @@ class Plan:
     sizes: tuple[int, ...] = ()
     """Numbers of rows that a replayed stack is padded to, so that few programs serve all cohorts; none: each
     its own."""
+    server: Where = "host"
+    """Where what clients send is kept, and servers, attacks and screening compute."""
     workers: int = 1
     """Processes that share the clients of an exchange; `rows` is then what each of them holds."""
 

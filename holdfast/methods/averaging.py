@@ -16,5 +16,5 @@ class Averaging(ServerRule):
         model = state["model"]
         up = yield ctx.ask("train", model)
         state, up, verdict = yield from ctx.judge(state, up, model)
-        merged = ctx.reduce(state, up, model, verdict)
+        merged = yield from ctx.merge(state, up, model, verdict)
         return merged.state | {"model": merged.model}, merged.verdict

@@ -102,7 +102,8 @@ class CPflServer(ServerRule):
         model, own = state["model"], self.method.detectors()
         up = yield ctx.ask("train", model, self._trainers(state, ctx))
         state, passed, verdict = yield from ctx.judge(state, up, model, own)
-        merged = self._weighed(ctx.reduce(state, passed, model, verdict), ctx, model, up, passed)
+        merged = yield from ctx.merge(state, passed, model, verdict)
+        merged = self._weighed(merged, ctx, model, up, passed)
         if own and self.method.feedback:
             yield from _feedback(ctx, verdict, passed)
         return merged.state | {"model": merged.model}, merged.verdict

@@ -167,7 +167,7 @@ class ClusteredServer(ServerRule):
         moved = []
         for node, replies in zip(leaves, parts, strict=True):
             tree.put(replies.clients().ids, node)
-            merged = ctx.reduce(tree.memory.get(node, {}), replies, model, verdict)
+            merged = yield from ctx.merge(tree.memory.get(node, {}), replies, model, verdict)
             tree.reached(node, _step(merged, model, ctx))
             tree.models, tree.memory[node] = tree.models.clone(), merged.state
             tree.models[node] = merged.model
@@ -186,7 +186,7 @@ class ClusteredServer(ServerRule):
         parts are too similar. A client with a zero update does not count, and is in the first part, as in
         `_nearer`."""
         method, update = self.method, clients["update"]
-        unit, moved = longest if method.relative else 1.0, norms(clients["update"]) > 0
+        unit, moved = longest if method.relative else 1.0, (norms(clients["update"]) > 0).cpu()
         if int(moved.sum()) < 2 or not at_odds(
             update, ctx.priors(clients), unit * method.eps1, unit * method.eps2
         ):
@@ -198,7 +198,9 @@ class ClusteredServer(ServerRule):
 
 def _mean_length(clients: Uplink, ctx: Context) -> float:
     """How long the mean of the updates is."""
-    return float(norms((ctx.priors(clients) @ clients["update"])[None])) if len(clients) else torch.nan
+    if not len(clients):
+        return torch.nan
+    return float(norms((ctx.priors(clients).to(clients["update"]) @ clients["update"])[None]))
 
 
 def _step(merged: Merged, model: Tensor, ctx: Context) -> float:
@@ -213,7 +215,7 @@ def _nearer(update: Tensor, directions: Tensor) -> Tensor:
     """Which of two directions [n, 2, p] each update is closer to, by the cosine; the first of equal ones."""
     lengths = directions.norm(dim=2).clamp(min=torch.finfo(update.dtype).tiny)
     cosine = (directions @ update[:, :, None])[:, :, 0] / lengths
-    return (cosine[:, 1] > cosine[:, 0]).long()
+    return (cosine[:, 1] > cosine[:, 0]).long().cpu()
 
 
 def _of_both(moved: list[Merged]) -> Verdict:

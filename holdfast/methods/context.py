@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import norms
+from holdfast.aggregators.base import AggregationContext, Aggregator
+from holdfast.aggregators.reduction import Reduction
+from holdfast.aggregators.similarity import Lengths
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.generators import relay
 from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
+from holdfast.core.together import Computation, alone
 from holdfast.core.types import ROOT, Exchange, State, Steps, T, Uplink, Verdict, broadcast, nothing
 from holdfast.detectors.base import Detector, named
 from holdfast.server_optimizers.base import ServerOptimizer
@@ -48,11 +51,27 @@ class Timer:
         try:
             yield
         finally:
-            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
+            self.add(name, time.perf_counter() - started)
+
+    def computing(self, name: str, computation: Computation) -> Generator[Computation, Any, Any]:
+        """Ask for a computation and count its seconds."""
+        found = yield computation
+        self.add(name, computation.seconds)
+        return found
 
     def steps(self, name: str, steps: Steps[T]) -> Steps[T]:
         """The same for a generator; waiting for clients does not count."""
-        return (yield from relay(steps, during=lambda: self.part(name)))
+
+        def ask(request: Any) -> Steps[Any]:
+            reply = yield request
+            if isinstance(request, Computation):
+                self.add(name, request.seconds)
+            return reply
+
+        return (yield from relay(steps, ask, lambda: self.part(name)))
+
+    def add(self, name: str, seconds: float) -> None:
+        self.spent[name] = self.spent.get(name, 0.0) + seconds
 
 
 @dataclass(frozen=True)
@@ -107,7 +126,7 @@ class Context(Guarded):
         """Run the method's own detectors and then the attached ones; each sees only clients that passed the
         ones before. Returns the replies of clients that passed all."""
         clients, (start, _) = up.clients(), self.wire.split(model)
-        answered, lengths = clients.ids, norms(clients["update"])
+        answered, lengths = clients.ids, (yield Lengths(clients["update"]))
         del clients  # where it is a copy: a cohort may be larger than half of the memory
         refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
         verdict = Verdict(answered)
@@ -147,6 +166,17 @@ class Context(Guarded):
         verdict: Verdict | None = None,
         priors: Tensor | None = None,
     ) -> Merged:
+        """The same as `merge` in one call, which no other experiment's aggregation is computed with."""
+        return alone(self.merge(state, up, model, verdict, priors))
+
+    def merge(
+        self,
+        state: State,
+        up: Uplink,
+        model: Tensor,
+        verdict: Verdict | None = None,
+        priors: Tensor | None = None,
+    ) -> Generator[Computation, Any, Merged]:
         """The experiment's aggregator on the updates; buffers are averaged with the weights the rule
         returned, or, where it returned `partial`, move to that mean by the sum of these weights. `priors` are
         a method's own weights of the clients (the root pseudo-client has none), in place of their sample
@@ -179,20 +209,20 @@ class Context(Guarded):
         )
         ignored = "sample counts" if priors is None else "the method's weights"
         priors = self.priors(up) if priors is None else priors
+        value, weights, own, fallback, partial = yield from self.timer.computing(
+            "aggregate", Reduction(self.aggregator, up["update"], priors, _under(state, "aggregator/"), ctx)
+        )
         with self.timer.part("aggregate"):
-            value, weights, own, fallback, partial = Reduced(
-                *self.aggregator(up["update"], priors, _under(state, "aggregator/"), ctx)
-            )
             move, state = self._step(value, state)
         fresh = model.clone()
         fresh[:p] += move
         total = weights.sum()
         if self.wire.buffers and bool(total > 0):
-            mean = (weights / total).to(fresh.dtype) @ up["buffers"]
+            mean = (weights / total).to(fresh) @ up["buffers"]
             short = partial and bool(
                 1 - total > len(weights) * torch.finfo(weights.dtype).eps
             )  # not by rounding alone
-            fresh[p:] = torch.lerp(fresh[p:], mean, total.to(fresh.dtype)) if short else mean
+            fresh[p:] = torch.lerp(fresh[p:], mean, total.to(fresh)) if short else mean
         notes = (
             verdict.notes
             if self.aggregator.uses_priors
@@ -247,5 +277,5 @@ def _named(name: str, tables: Mapping[str, Tensor], judged: Tensor) -> State:
 def laid_out(values: Tensor, ids: Tensor, all_ids: Tensor, otherwise: float = float("nan")) -> Tensor:
     """Numbers of some ids laid out over all ids."""
     out = torch.full((len(all_ids),), otherwise, dtype=torch.float64)
-    out[torch.isin(all_ids, ids)] = values.double()
+    out[torch.isin(all_ids, ids)] = values.double().cpu()
     return out

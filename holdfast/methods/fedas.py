@@ -238,7 +238,7 @@ class FedASServer(ServerRule):
         )
         if self.method.extra_1_over_m:  # Eq. 8 as printed, although the weights sum to 1 already
             ctx = replace(ctx, server_lr=ctx.server_lr / max(1, len(passed)))
-        merged = ctx.reduce(state, up, model, verdict, priors)
+        merged = yield from ctx.merge(state, up, model, verdict, priors)
         return merged.state | {"model": merged.model}, merged.verdict
 
     def _weighed(

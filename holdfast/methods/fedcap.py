@@ -20,7 +20,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from holdfast.aggregators.geometry import cosines_between, norms
+from holdfast.aggregators.geometry import norms
+from holdfast.aggregators.similarity import Cosines
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.recorded_table import RecordedTable
@@ -129,7 +130,7 @@ class FedCapServer(ServerRule):
         judged = calibrated if self.method.calibrate else up
         state, passed, verdict = yield from ctx.judge(state, judged, reference, own=self.method.detectors())
         kept, verdict = _finite(passed, calibrated, verdict)
-        merged = ctx.reduce(
+        merged = yield from ctx.merge(
             state, calibrated.only(kept), reference, verdict
         )  # with the mean this is Eq. 6: survivors' w~, by samples
         state, verdict = merged.state, merged.verdict
@@ -188,12 +189,13 @@ class FedCapServer(ServerRule):
         )
         known = pool[place] == ids
         counts[known] = state["pool/counts"][place[known]]
-        similar[known] = self._similar(ctx, updates[place[known]], updates)
+        if bool(known.any()):
+            similar[known] = yield from self._similar(ctx, updates[place[known]], updates)
         if not bool(known.all()):
             up = yield ctx.ask("request", state["previous"], ids[~known])
             answered = torch.searchsorted(ids, up.ids)  # the others' requests were lost or refused
             counts[answered] = up.fields.get("count", counts[answered])
-            similar[answered] = self._similar(ctx, up["update"], updates)
+            similar[answered] = yield from self._similar(ctx, up["update"], updates)
             known = known.index_fill(0, answered, True)
         own = ids[:, None] == pool
         weights[known] = customisation(similar, own, self.method.alpha, self._share(state))[known]
@@ -204,12 +206,11 @@ class FedCapServer(ServerRule):
         pools are smaller."""
         return 1 / int(state["first"]) if "first" in state and state["first"] else self.method.phi
 
-    def _similar(self, ctx: Context, updates: Tensor, pool: Tensor) -> Tensor:
+    def _similar(self, ctx: Context, updates: Tensor, pool: Tensor) -> Steps[Tensor]:
         """Eq. 4."""
-        with ctx.timer.part("aggregate"):
-            if self.method.similarity == "head":
-                updates, pool = updates[:, ctx.head], pool[:, ctx.head]
-            return cosines_between(updates, pool)
+        if self.method.similarity == "head":
+            updates, pool = updates[:, ctx.head], pool[:, ctx.head]
+        return (yield from ctx.timer.computing("aggregate", Cosines(updates, pool)))
 
     def _reference(
         self, state: State, ctx: Context, asked: Exchange, weights: Tensor, counts: Tensor
@@ -219,7 +220,8 @@ class FedCapServer(ServerRule):
         served = weights.sum(1) > 0
         if self.method.reference == "recovered" or not bool(served.any()):
             return state["model"]
-        return ctx.priors(Uplink(ctx.cohort[served], {"count": counts[served]})) @ asked.bank[1:]
+        shares = ctx.priors(Uplink(ctx.cohort[served], {"count": counts[served]}))
+        return shares.to(asked.bank.device) @ asked.bank[1:]
 
 
 def customisation(similar: Tensor, own: Tensor, alpha: float, phi: float | str) -> Tensor:
@@ -240,7 +242,7 @@ def _customised(asked: Exchange, state: State, weights: Tensor) -> Exchange:
     if not bool(served.any()):
         return asked
     models = state["pool/models"]
-    bank = torch.cat([asked.bank, weights[served].to(models.dtype) @ models])
+    bank = torch.cat([asked.bank, weights[served].to(models) @ models])
     pick = asked.pick.clone()
     pick[asked.is_client] = torch.where(served, served.cumsum(0), 0)[:, None]
     return replace(asked, bank=bank, pick=pick)
@@ -259,7 +261,7 @@ def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tenso
     """The clients that stay: those that the detectors accepted, without models that overflowed when an
     accepted update was added."""
     update = calibrated["update"]
-    finite = update.amin(1).isfinite() & update.amax(1).isfinite()
+    finite = (update.amin(1).isfinite() & update.amax(1).isfinite()).cpu()
     kept = torch.isin(calibrated.ids, passed.ids)
     rejected = {
         client: "recovered model is not finite"

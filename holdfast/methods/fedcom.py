@@ -194,13 +194,16 @@ class FedComServer(ServerRule):
             "personal/ids": no_ids,
             "personal/rows": ctx.initial.new_zeros(0, ctx.wire.size),
         }
-        return state | {"signal/ids": no_ids, "signal/rows": ctx.initial.new_zeros(0, *head.shape)}
+        return state | {
+            "signal/ids": no_ids,
+            "signal/rows": torch.zeros(0, *head.shape, dtype=ctx.initial.dtype),
+        }
 
     def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
         up = yield ctx.ask("train", model)
         state, passed, verdict = yield from ctx.judge(state, up, model)
-        merged = ctx.reduce(state, passed, model, verdict)
+        merged = yield from ctx.merge(state, passed, model, verdict)
         state, verdict = merged.state | {"model": merged.model}, merged.verdict
         asking = up.only(up.is_client & ~_among(up.ids, verdict.banned))
         with ctx.timer.part("match"):
@@ -243,12 +246,13 @@ class FedComServer(ServerRule):
         return state, found
 
     def _signal(self, ctx: Context, up: Uplink) -> Tensor:
-        """g_k = W^t - W_k, or the gradient that the client sent; on the chosen scale."""
+        """g_k = W^t - W_k, or the gradient that the client sent; on the chosen scale and on the host, where
+        matches are found: it is small."""
         head = last_layer(ctx.layout)
         g = (
             up["gradient"]
             if self.method.signal == "gradient"
-            else -up["update"][:, head.start : head.stop].reshape(-1, *head.shape)
+            else -up["update"][:, head.start : head.stop].reshape(-1, *head.shape).cpu()
         )
         if self.method.scale == "none":
             return g

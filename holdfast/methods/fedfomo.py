@@ -141,7 +141,7 @@ class FedFomoServer(ServerRule):
     method: FedFomo
 
     def init(self, ctx: Context) -> State:
-        return {**model_memory.empty(ctx), "affinity": ctx.initial.new_zeros(0, 0)}
+        return {**model_memory.empty(ctx), "affinity": torch.zeros(0, 0, dtype=ctx.initial.dtype)}
 
     def round(self, state: State, ctx: Context) -> Round:
         best = self._best(state, ctx, ctx.cohort)
@@ -155,7 +155,7 @@ class FedFomoServer(ServerRule):
         trained = ctx.wire.moved(ctx.initial, up["update"], up["buffers"])
         fresh = model_memory.remember(state, up.ids, trained)
         place = torch.searchsorted(fresh["ids"], state["ids"])
-        affinity = ctx.initial.new_zeros(len(fresh["ids"]), len(fresh["ids"]))
+        affinity = torch.zeros(len(fresh["ids"]), len(fresh["ids"]), dtype=ctx.initial.dtype)
         affinity[place[:, None], place] = state["affinity"]
         row, column = torch.searchsorted(fresh["ids"], up.ids)[:, None].expand_as(best), best >= 0
         affinity[row[column], place[best[column]]] += up["affinity"][column]

@@ -139,7 +139,7 @@ class FedGCServer(ServerRule):
         asked = self._sent(state, ctx, ctx.ask("train", model))
         up = yield asked
         state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model, ctx.wire), model)
-        merged = ctx.reduce(state, up, model, verdict)
+        merged = yield from ctx.merge(state, up, model, verdict)
         replies = up.clients()
         sent = (replies["update"] + ctx.wire.split(model)[0])[:, head_of(ctx)]
         state = remember(
@@ -166,7 +166,7 @@ class FedGCServer(ServerRule):
         heads[:, rows] -= (
             self.method.lam
             * self.method.lr
-            * torch.where(torch.isin(state["ids"], replies)[:, None], gradient, 0.0)
+            * torch.where(torch.isin(state["ids"], replies).to(gradient.device)[:, None], gradient, 0.0)
         )
         if bool(torch.isfinite(heads).all()):
             return heads, ()

@@ -88,7 +88,7 @@ class FedGHServer(ServerRule):
         """Some passes of plain SGD on the cross-entropy of a linear layer, whose gradient is (softmax - y)
         x."""
         method, (weight, bias), out = self.method, linear_head(ctx.wire.layout(ctx.layout)), model.clone()
-        w = out[weight.start : weight.stop].view(weight.shape)
+        w, x, y = out[weight.start : weight.stop].view(weight.shape), x.to(out.device), y.to(out.device)
         b = None if bias is None else out[bias.start : bias.stop]
         for epoch in range(method.head_epochs):
             for batch in _order(ctx.key.fold("head", epoch), len(y)).split(method.head_batch_size):

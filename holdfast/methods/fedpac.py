@@ -155,7 +155,7 @@ class FedPACServer(ServerRule):
         asked = self._sent(state, ctx, ctx.ask("train", model, **extra))
         up = yield asked
         state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model, ctx.wire), model)
-        merged = ctx.reduce(state, up, model, verdict)
+        merged = yield from ctx.merge(state, up, model, verdict)
         replies = up.clients()
         replies = replies.only(replies["held"].sum(1) > 0)  # a client without samples has no features
         with ctx.timer.part("heads"):
@@ -185,7 +185,7 @@ class FedPACServer(ServerRule):
             for i in alone
         )
         verdict = replace(verdict, tables={**verdict.tables, "alpha": table}, notes=(*verdict.notes, *notes))
-        return remember(state, replies.ids, alpha.to(sent.dtype) @ sent), verdict
+        return remember(state, replies.ids, alpha.to(sent) @ sent), verdict
 
     def _sent(self, state: State, ctx: Context, asked: Exchange) -> Exchange:
         return under_own_heads(asked, state["model"], head_of(ctx), state["ids"], state["models"])

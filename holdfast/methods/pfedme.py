@@ -117,7 +117,7 @@ class PFedMeServer(ServerRule):
         model = state["model"]
         up = yield ctx.ask("train", model)
         state, up, verdict = yield from ctx.judge(state, up, model)
-        merged = ctx.reduce(state, up, model, verdict)
+        merged = yield from ctx.merge(state, up, model, verdict)
         (old, _), (new, buffers) = ctx.wire.split(model), ctx.wire.split(merged.model)
         mixed = torch.cat([old + self.method.beta * (new - old), buffers])
         return merged.state | {"model": mixed}, merged.verdict

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.core.device import to_device
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.types import EVALUATE, UNDEFINED, Field, Schema
@@ -91,7 +92,7 @@ def noised(
     length = float(flat.norm())
     if not math.isfinite(length):
         raise RunError("privacy: the update is not finite; nothing is sent")
-    drawn = (normal or secure_normal)(len(flat))
+    drawn = to_device((normal or secure_normal)(len(flat)), flat.device)  # drawn on the host, wherever it is
     flat = flat * min(1.0, clip / length if length else 1.0) + noise * clip * drawn
     parts = flat.split([value.numel() for value in given.values()])
     return {

@@ -17,6 +17,7 @@ from holdfast.core.errors import ConfigError, NoSuchResult, RunError, in_print, 
 from holdfast.core.generators import run_to_end
 from holdfast.core.registry import parts
 from holdfast.core.screening import screen
+from holdfast.core.together import computed_alone
 from holdfast.core.types import Exchange, Schema, State, Uplink
 from holdfast.data.handed.content import HandedOver
 from holdfast.engine.client_stack import ClientStack
@@ -277,7 +278,7 @@ class Run:
         )  # drawn before this round's bans
         experiment.meter.steps = (self.store.part(round) or {}).get("exchanges", 0)
         steps = discarding_state(experiment.server.deliver(state, ctx, ids), experiment.meter)
-        return run_to_end(steps, answer)
+        return run_to_end(computed_alone(steps), answer)
 
     def model(self, client: int | str | None = None, model: str | None = None) -> nn.Module:
         """A trained model as an ordinary module, ready to use: of a client, by its name or number, the model

@@ -6,6 +6,7 @@ import heapq
 import math
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from holdfast.core.errors import RunError
 from holdfast.core.files import plain_disk_errors, write_json
 from holdfast.core.reading import is_whole, read_json
 from holdfast.core.types import State
+from holdfast.storage.host_copy import HostCopy
 
 
 class _Column(NamedTuple):
@@ -36,7 +38,11 @@ class RowStore:
     Only clients that took part have a record. A new row goes to a record that no committed row uses, and the
     record it replaces is free once the commit is done: the file holds the live rows and at most one round's
     more (in a round of several exchanges, one exchange's more than that), and nothing ever has to be
-    moved."""
+    moved.
+
+    A round goes through three stages: its rows are `staged` while it runs, `pending` while another thread
+    commits it, and then in `place`. Rows are staged again only once nothing is pending, so the file is no
+    longer for that, and every row has the record that it would have without the other thread."""
 
     def __init__(self, path: Path, index: Tensor | None = None):
         self.path, self.file = path, path / "records"
@@ -44,6 +50,16 @@ class RowStore:
         """The committed record of each client."""
         self.staged: dict[int, int] = {}
         """Records written since the last commit; they are read first."""
+        self.pending: dict[int, int] = {}
+        """Records of the round that is being committed."""
+        self.on_its_way: Future[None] | None = None
+        """Their commit, until `settle`."""
+        self.unwritten: dict[int, tuple[HostCopy, int]] = {}
+        """Records that the file does not have yet: a copy of them, and the row of that copy. They are written
+        with the commit, by a thread that changes nothing here."""
+        self._slots: dict[int, int] = {}
+        """Records that an engine also has on its device, and where (engine/device_rows.py)."""
+        self._free_slots: list[int] = []
         self._kept: dict[int, int] = {}
         """Records staged before the exchange that is under way: `restore` goes back to them."""
         self._end = max(self.place.values(), default=-1) + 1
@@ -67,7 +83,7 @@ class RowStore:
         return place
 
     def begin(self) -> None:
-        """Start a round: what an unfinished one wrote is dropped."""
+        """Start a round: what an unfinished one wrote is dropped. What is being committed stays."""
         self.staged, dropped = {}, {*self.staged.values(), *self._kept.values()}
         self._kept = {}
         self._release(dropped)
@@ -86,8 +102,18 @@ class RowStore:
 
     def present(self, ids: Tensor) -> Tensor:
         return torch.tensor(
-            [client in self.staged or client in self.place for client in ids.tolist()], dtype=torch.bool
+            [
+                client in self.staged or client in self.pending or client in self.place
+                for client in ids.tolist()
+            ],
+            dtype=torch.bool,
         )
+
+    def _record_of(self, client: int) -> int:
+        """Where the client's newest row is."""
+        if client in self.staged:
+            return self.staged[client]
+        return self.pending[client] if client in self.pending else self.place[client]
 
     def room(self, rows: int, pinned: bool = False) -> State:
         """Empty tensors for so many rows; from page-locked memory a GPU takes them without a copy."""
@@ -101,9 +127,7 @@ class RowStore:
     def read(self, ids: Tensor, into: Mapping[str, Tensor] | None = None) -> State:
         """Read the rows of these clients (all must be present), stacked in the order given, into tensors that
         `room` made, or parts of them."""
-        records = [
-            self.staged[client] if client in self.staged else self.place[client] for client in ids.tolist()
-        ]
+        records = [self._record_of(client) for client in ids.tolist()]
         if not records:
             return {}
         out = dict(self.room(len(records)) if into is None else into)
@@ -120,12 +144,20 @@ class RowStore:
             for name, c in columns.items()
             if c.stop > c.start
         ]
+        for i, record in enumerate(records):
+            if record in self.unwritten:
+                copy, row = self.unwritten[record]
+                for name, value in copy.wait().items():
+                    out[name][i] = value[row]
+        if all(record in self.unwritten for record in records):
+            return out
         try:
             with open(self.file, "rb", buffering=0) as file:
                 for i, record in enumerate(
                     records
                 ):  # straight to where it belongs: no copy, and nothing of the file stays mapped
-                    _fill([memoryview(part[i]) for part in bytes_of], file.fileno(), record * size)
+                    if record not in self.unwritten:
+                        _fill([memoryview(part[i]) for part in bytes_of], file.fileno(), record * size)
         except OSError as error:
             raise RunError(f"{self.file}: private rows cannot be read ({error})") from None
         return out
@@ -134,38 +166,97 @@ class RowStore:
         """Write new rows; they are read from now on and become permanent with the next commit."""
         if not state or not len(ids):
             return
-        rows = {
-            name: value.detach().cpu().reshape(len(ids), -1).contiguous() for name, value in state.items()
-        }
-        columns = self._settled(
-            {name: (value.dtype, tuple(value.shape[1:])) for name, value in state.items()}
-        )
+        rows = {name: value.detach().cpu() for name, value in state.items()}
+        records, written = self._claim(ids, rows), bytes_of(rows)
+        self._write({record: (written, row) for row, record in enumerate(records)})
+
+    def stage_copy(self, ids: Tensor, copy: HostCopy, first: int) -> None:
+        """The same for rows of a copy, from the row `first` on: they are written with the commit."""
+        if not copy.tensors or not len(ids):
+            return
+        records = self._claim(ids, copy.tensors)
+        self.unwritten |= {record: (copy, row) for row, record in enumerate(records, first)}
+
+    def write(self) -> None:
+        """Write what the file does not have yet."""
+        if self.unwritten:
+            copies = {id(copy): copy for copy, _ in self.unwritten.values()}
+            written = {key: bytes_of(copy.wait()) for key, copy in copies.items()}
+            self._write({record: (written[id(copy)], row) for record, (copy, row) in self.unwritten.items()})
+
+    def wait_for_copies(self) -> None:
+        for copy in {id(copy): copy for copy, _ in self.unwritten.values()}.values():
+            copy.wait()
+
+    def wait(self) -> None:
+        """Wait for the commit that is on its way: new rows may take the records that it sets free."""
+        if self.on_its_way is not None:
+            self.on_its_way.result()
+            self.settle()
+
+    def _claim(self, ids: Tensor, rows: Mapping[str, Tensor]) -> list[int]:
+        """A record for the new row of each client."""
+        self.wait()
+        self._settled({name: (value.dtype, tuple(value.shape[1:])) for name, value in rows.items()})
+        records = [self._record(client) for client in ids.tolist()]
+        for record in records:
+            self._forget(record)
+        return records
+
+    def _write(self, rows: Mapping[int, tuple[Mapping[str, np.ndarray], int]]) -> None:
+        """Write these records: each is a row of some `bytes_of`."""
+        columns = self._known()
         size = max(column.stop for column in columns.values())
         with plain_disk_errors(self.file), open(self.file, "r+b") as file:
-            for i, client in enumerate(ids.tolist()):
-                record = self._record(client)
+            for record, (written, row) in rows.items():
                 for name, column in columns.items():
                     file.seek(record * size + column.start)
-                    file.write(rows[name][i].view(torch.uint8).numpy().data)
+                    file.write(written[name][row].data)
+
+    def slot(self, client: int) -> int | None:
+        """Where an engine has the client's newest row on its device, if it has."""
+        return self._slots.get(self._record_of(client))
+
+    def keep_slot(self, client: int, slot: int, free: list[int]) -> None:
+        """Remember where the client's staged row is on the device; the slot goes to `free` with its
+        record."""
+        self._slots[self.staged[client]], self._free_slots = slot, free
 
     def index(self) -> Tensor:
         """What to commit, int64[clients, 2]: client, record."""
-        merged = self.place | self.staged
+        merged = self.place | self.pending | self.staged
         index = np.empty((len(merged), 2), dtype=np.int64)
         index[:, 0], index[:, 1] = list(merged.keys()), list(merged.values())
         return torch.from_numpy(index[index[:, 0].argsort()])
 
+    def hand_over(self, commit: Future[None]) -> None:
+        """The staged rows are on their way to be committed, by a thread whose end `commit` tells."""
+        self._release(set(self._kept.values()) - set(self.staged.values()))
+        self.pending, self.staged, self._kept, self.on_its_way = self.staged, {}, {}, commit
+
     def settle(self) -> None:
-        """The commit is done: staged rows are the committed ones, and what they replace is free."""
-        free = {self.place[client] for client in self.staged.keys() & self.place.keys()}
-        free |= set(self._kept.values()) - set(self.staged.values())
-        self.place |= self.staged
-        self.staged, self._kept = {}, {}
+        """The commit is done: pending rows, without another thread the staged ones, are the committed ones,
+        and what they replace is free."""
+        if self.on_its_way is None:
+            self.pending, self.staged = self.staged, {}
+            self._release(set(self._kept.values()) - set(self.pending.values()))
+            self._kept = {}
+        free = {self.place[client] for client in self.pending.keys() & self.place.keys()}
+        self.place |= self.pending
+        self.pending, self.on_its_way = {}, None
+        self.unwritten.clear()
         self._release(free)
 
     def _release(self, records: set[int]) -> None:
         for record in records:
+            self._forget(record)
             heapq.heappush(self._free, record)
+
+    def _forget(self, record: int) -> None:
+        """What was kept of a record outside the file is of no use."""
+        self.unwritten.pop(record, None)
+        if record in self._slots:
+            self._free_slots.append(self._slots.pop(record))
 
     def _record(self, client: int) -> int:
         """The record for a client's new row: never a committed one, nor one that `restore` may need."""
@@ -207,7 +298,7 @@ class RowStore:
     def _settled(self, fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
         """The columns of rows to be written; the first rows of a run decide them, and they are written to
         disk."""
-        if not self.place and not self.staged:
+        if not self.place and not self.staged:  # and nothing is pending
             self._columns = _lay_out(fields)
             with plain_disk_errors(self.file):
                 self.file.touch()  # now, so that the folder is synced with it
@@ -222,6 +313,14 @@ class RowStore:
                 f" {sorted(fields)}"
             )
         return self._columns
+
+
+def bytes_of(rows: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """The bytes of each row."""
+    return {
+        name: value.reshape(len(value), -1).contiguous().view(torch.uint8).numpy()
+        for name, value in rows.items()
+    }
 
 
 def _fill(buffers: list[memoryview], handle: int, place: int) -> None:

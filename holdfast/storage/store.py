@@ -1,10 +1,12 @@
 """What is saved, and when: a run is committed between rounds only, by one atomic rename, after everything it
 names is on the disk.
 
-Writing and waiting for the disk are apart: `prepare` writes a round of one run, `commit_all` waits for all
-runs that go together (many of them by one flush of the file system) and then renames their heads. A killed
-process loses nothing it wrote; a machine that loses its power may lose or garble what was prepared and not
-yet committed, which no head names.
+`prepare` collects what a round of one run has to save. `commit_all` writes it for all runs that go together,
+waits for the disk (for many of them by one flush of the file system), and then renames their heads. The
+simulator does this in a thread of its own while the next round trains (write_behind.py), with at most one
+round on its way; `settle_all` then tells the runs, in the thread that trains. A killed process loses no
+round whose head was renamed; a machine that loses its power may lose or garble what was written and not yet
+committed, which no head names.
 
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
     data-3f9a2c1b77e0.safetensors   data that was handed over in Python, named by its digest; a sweep has it
@@ -31,7 +33,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,7 @@ from holdfast.core.memory import physical_memory
 from holdfast.core.reading import digest_of_file, is_number, is_whole, read_json, read_whole
 from holdfast.core.types import State
 from holdfast.storage.client_state import RowStore
+from holdfast.storage.host_copy import HostCopy
 
 _FOLDERS = ("state", "rows", "parts")
 _MANY = 8  # runs in one commit from which one flush of the file system is cheaper than one of each file
@@ -69,7 +73,11 @@ class Store:
         self.path = Path(path)
         self._lock: int | None = None
         self._unsynced: set[Path] = set()
-        self._next: Path | None = None  # the head of the round that is being prepared
+        self._next: Path | None = None  # the head of the round that is being committed
+        self.committed = -1
+        """The last round that this session knows to be committed; -1 where there is none."""
+        self.on_its_way: Future[None] | None = None
+        """The commit that a thread is doing, until `settle_all`; that thread alone writes here meanwhile."""
         self.also: Callable[[], Mapping[str, Any]] = dict
         """Further entries for the head file: a federation names its ledger there."""
 
@@ -87,6 +95,8 @@ class Store:
         return self
 
     def close(self) -> None:
+        if self.on_its_way is not None:
+            wait([self.on_its_way])
         if self._next is not None:  # left by a commit that did not happen
             self._next.unlink(missing_ok=True)
             self._next = None
@@ -123,21 +133,28 @@ class Store:
         part: Mapping[str, Any],
         arrays: Mapping[str, Tensor],
         rows: RowStore,
+        last: bool = False,
     ) -> PreparedRound:
-        """Write all of a round; its state file comes last, so where that is, everything is."""
+        """Collect all of a round; what cannot be written is an error here. Its state file comes last, so
+        where that is, everything is."""
         name = f"{round:06d}"
-        content = {
-            f"parts/{name}.safetensors": _pack(arrays),
+        content: dict[str, bytes | State] = {
+            f"parts/{name}.safetensors": _checked(arrays),
             f"parts/{name}.json": as_json(part),
-            self.state_file(round): _pack({**state, "rows/index": rows.index()}),
+            self.state_file(round): _checked({**state, "rows/index": rows.index()}),
         }
-        for file, written in content.items():
+        written = (rows.file,) if rows.staged else ()
+        return PreparedRound(self, round, rows, content, written, last)
+
+    def write(self, ready: PreparedRound) -> None:
+        """Write the files of a round, not yet its head. What names rows comes after them."""
+        if ready.rows is not None:
+            ready.rows.write()
+        for file, content in ready.content.items():
             path = self.path / file
-            replace_file(path, written)
+            replace_file(path, content if isinstance(content, bytes) else _pack(content, ready.copied))
             self._unsynced |= {path, path.parent}
-        if rows.staged:
-            self._unsynced.add(rows.file)
-        return PreparedRound(self, round, rows)
+        self._unsynced |= set(ready.written)
 
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
@@ -324,15 +341,47 @@ def is_figures(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class PreparedRound:
-    """A round that is written; `commit_all` commits it."""
+    """A round that is ready to be written and committed by `commit_all`."""
 
     store: Store
     round: int
     rows: RowStore | None = None
+    content: Mapping[str, bytes | State] = field(default_factory=dict)
+    """What to write, by file, in this order."""
+    written: tuple[Path, ...] = ()
+    """Files of this round that are written already, and not yet on the disk."""
+    last: bool = False
+    """Whether the run ends with it: what comes after needs it committed."""
+    copied: bool = False
+    """Whether the tensors are copies, which nobody else has."""
+
+    def size(self) -> int:
+        """Bytes that a copy of its tensors needs."""
+        files = [file for file in self.content.values() if not isinstance(file, bytes)]
+        return sum(value.nbytes for tensors in files for value in tensors.values())
+
+    def copy(self) -> PreparedRound:
+        """The same with copies of its tensors in the memory of the host, which no later round changes. Copies
+        of private rows, if there are any, are complete too."""
+        if self.rows is not None:
+            self.rows.wait_for_copies()
+        content = {
+            file: value if isinstance(value, bytes) else HostCopy(value).wait()
+            for file, value in self.content.items()
+        }
+        return replace(self, content=content, copied=True)
 
 
 def commit_all(ready: Sequence[PreparedRound]) -> None:
     """Commit runs that go together: no head is renamed before all of them are whole on the disk."""
+    write_all(ready)
+    settle_all(ready)
+
+
+def write_all(ready: Sequence[PreparedRound]) -> None:
+    """All of a commit that touches the disk."""
+    for each in ready:
+        each.store.write(each)
     for each in ready:
         each.store.write_head(each.round)
     _wait_for_disk([each.store for each in ready])
@@ -340,9 +389,16 @@ def commit_all(ready: Sequence[PreparedRound]) -> None:
         each.store.commit(each.round)
     _wait_for_disk([each.store for each in ready])
     for each in ready:
-        if each.rows is not None:
-            each.rows.settle()
         each.store.tidy(each.round)
+
+
+def settle_all(ready: Sequence[PreparedRound]) -> None:
+    """The commit is done: the rounds count, and the records of rows that they replace are free."""
+    for each in ready:
+        # of a commit on its way, the rows may know already: their next round began to write
+        if each.rows is not None and each.rows.on_its_way is each.store.on_its_way:
+            each.rows.settle()
+        each.store.committed, each.store.on_its_way = each.round, None
 
 
 def _wait_for_disk(stores: Sequence[Store]) -> None:
@@ -359,15 +415,17 @@ def _wait_for_disk(stores: Sequence[Store]) -> None:
         store.synced()
 
 
-def _pack(tensors: Mapping[str, Tensor]) -> bytes:
+def _checked(tensors: Mapping[str, Tensor]) -> State:
+    """The same tensors, if a file can hold them: found out by empty ones."""
+    tensors = {name: value.detach() for name, value in tensors.items()}
+    save({str(dtype): torch.empty(0, dtype=dtype) for dtype in {value.dtype for value in tensors.values()}})
+    return tensors
+
+
+def _pack(tensors: Mapping[str, Tensor], copied: bool = False) -> bytes:
     # a copy each: safetensors refuses tensors that share memory, and two names for one tensor is no mistake
     # of a method
-    return save(
-        {
-            name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, value in tensors.items()
-        }
-    )
+    return save(dict(tensors) if copied else HostCopy(tensors).wait())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

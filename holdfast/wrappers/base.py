@@ -108,6 +108,14 @@ class Wrapped(Aggregator):
         return rule, [*around, self.by]
 
 
+def reduce_each(
+    inner: Aggregator, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
+) -> list[Reduced]:
+    """The rule on several experiments: together where it can, else one after the other."""
+    found = inner.together(x, w, states, contexts)
+    return [inner(*of) for of in zip(x, w, states, contexts, strict=True)] if found is None else found
+
+
 def need_f(wrapper: Wrapper, inner: Aggregator) -> None:
     """Refuse a missing f: a wrapper that leaves out f clients would be the plain mean without notice."""
     if inner.f is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.geometry import norms
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
-from holdfast.wrappers.base import Around
+from holdfast.wrappers.base import Around, reduce_each
 
 
 @register("wrapper", "clip")
@@ -31,7 +31,20 @@ class Clip(Around):
     def reduce(
         self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
     ) -> Reduced:
+        return inner(self.shortened(x), w, state, ctx)
+
+    def reduce_together(
+        self,
+        inner: Aggregator,
+        x: Tensor,
+        w: Tensor,
+        states: Sequence[State],
+        contexts: Sequence[AggregationContext],
+    ) -> list[Reduced]:
+        return reduce_each(inner, self.shortened(x), w, states, contexts)
+
+    def shortened(self, x: Tensor) -> Tensor:
         length = norms(x)
-        bound = self.norm * length.quantile(0.5) if self.unit == "median" else self.norm
+        bound = self.norm * length.quantile(0.5, dim=-1, keepdim=True) if self.unit == "median" else self.norm
         shrink = (bound / length).nan_to_num(1.0).clamp(max=1.0)  # 0 / 0: an update of no length stays
-        return inner(shrink[:, None].to(x.dtype) * x, w, state, ctx)
+        return shrink[..., None].to(x.dtype) * x

@@ -3,18 +3,26 @@ nearest to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import field_validator
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, how_many, whole_or_share
-from holdfast.aggregators.geometry import distances
+from holdfast.aggregators.base import (
+    AggregationContext,
+    Aggregator,
+    Reduced,
+    how_many,
+    ids_of,
+    whole_or_share,
+)
+from holdfast.aggregators.geometry import diagonal, distances, product, weighted
 from holdfast.aggregators.ordered import by_id
 from holdfast.core.registry import register, setting
+from holdfast.core.together import stacked
 from holdfast.core.types import State
-from holdfast.wrappers.base import Around, need_f
+from holdfast.wrappers.base import Around, need_f, reduce_each
 
 PAPER = (
     "Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity, AISTATS 2023"
@@ -59,16 +67,46 @@ class NearestNeighbourMixing(Around):
     def reduce(
         self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
     ) -> Reduced:
-        n = len(x)
-        near = n - (ctx.assumed if self.f is None else how_many(self.f, n))
+        near = self.near(len(x), ctx.assumed)
         if near < 1:
             return inner(x, w, state, ctx)._replace(fallback=True)
-        apart = distances(x)
-        apart.fill_diagonal_(-1.0)  # a client is nearest to itself, also where another one is equal
-        order = by_id(ctx.ids, x)
-        nearest = order[
-            apart[:, order].argsort(dim=1, stable=True)[:, :near]
-        ]  # among equally near ones, the lowest ids
-        mixing = x.new_zeros(n, n).scatter(1, nearest, 1.0 / near)
-        found = inner(mixing @ x, w, state, ctx)
-        return found._replace(weights=found.weights @ mixing.to(found.weights.dtype))
+        mixing = mixtures(x, ctx.ids, near)
+        found = inner(product(mixing, x), w, state, ctx)
+        return found._replace(weights=_of_each(found.weights, mixing))
+
+    def reduce_together(
+        self,
+        inner: Aggregator,
+        x: Tensor,
+        w: Tensor,
+        states: Sequence[State],
+        contexts: Sequence[AggregationContext],
+    ) -> list[Reduced]:
+        near = self.near(x.shape[1], contexts[0].assumed)
+        if near < 1:
+            found = reduce_each(inner, x, w, states, contexts)
+            return [each._replace(fallback=True) for each in found]
+        mixing = mixtures(x, ids_of(contexts), near)
+        found = reduce_each(inner, product(mixing, x), w, states, contexts)
+        weights = _of_each(stacked([each.weights for each in found]), mixing)
+        return [each._replace(weights=own) for each, own in zip(found, weights, strict=True)]
+
+    def near(self, n: int, f: int) -> int:
+        """How many updates are in a mixture."""
+        return n - (f if self.f is None else how_many(self.f, n))
+
+
+def mixtures(x: Tensor, ids: Tensor, near: int) -> Tensor:
+    """[..., n, n]: for each client equal shares of those nearest to it."""
+    apart, order = distances(x), by_id(ids, x)
+    diagonal(apart).fill_(-1.0)  # a client is nearest to itself, also where another one is equal
+    in_order = order[..., None, :].expand(apart.shape)
+    nearest = in_order.gather(
+        -1, apart.gather(-1, in_order).argsort(dim=-1, stable=True)[..., :near]
+    )  # among equally near ones, the lowest ids
+    return x.new_zeros(apart.shape).scatter(-1, nearest, 1.0 / near)
+
+
+def _of_each(weights: Tensor, mixing: Tensor) -> Tensor:
+    """The weights of mixtures as those of the clients in them."""
+    return weighted(weights, mixing.to(weights.dtype))

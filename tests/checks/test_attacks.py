@@ -3,7 +3,7 @@ pause changes anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +56,32 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     """Checks every reply before and after attackers have changed it; returns how many malicious replies each
     exchange had, by attack."""
     count: dict[str, list[int]] = {}
-    honest_poison = Adversary.poison
+    honest_poisoning = Adversary.poisoning
 
-    def poison(
-        self: Adversary, task: str, schema: Schema, up: Uplink, key: Any, round: int = 0, sent: Any = None
-    ) -> Uplink:
+    def poisoning(
+        self: Adversary,
+        task: str,
+        schema: Schema,
+        up: Uplink,
+        key: Any,
+        round: int = 0,
+        sent: Any = None,
+        in_place: bool = False,
+    ) -> Generator[Any, Any, Uplink]:
         before = {name: value.clone() for name, value in up.fields.items()}
-        after = honest_poison(self, task, schema, up, key, round, sent)
+        after = yield from honest_poisoning(self, task, schema, up, key, round, sent, in_place)
         benign = self.benign(up.ids, round) | (up.ids == ROOT)
         assert torch.equal(after.ids, up.ids) and after.fields.keys() == before.keys()
         assert self.attack is not None
         count.setdefault(self.attack.name, []).append(int((~benign).sum()))
         for name, value in before.items():
-            assert torch.equal(up[name], value), "honest replies are read, not written"
+            assert in_place or torch.equal(up[name], value), "honest replies are read, not written"
             assert torch.equal(after[name][benign], value[benign])
             if schema[name].kind not in self.attack.kinds and name not in self.attack.features_in(schema):
                 assert torch.equal(after[name], value), f"{name} is not of a declared kind"
         return after
 
-    monkeypatch.setattr(Adversary, "poison", poison)
+    monkeypatch.setattr(Adversary, "poisoning", poisoning)
     return count
 
 

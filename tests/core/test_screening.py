@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.core.screening import screen
-from holdfast.core.types import Field, Uplink
+from holdfast.core.keys import Key
+from holdfast.core.screening import _extremes, _of_rows, screen, screen_together
+from holdfast.core.types import Field, Schema, Uplink
+from tests.pretended_gpu import pretended_gpu
 
 SCHEMA = {
     "update": Field("update", (2,)),
@@ -118,3 +120,89 @@ def test_no_rows_pass_screening() -> None:
     assert len(screen(nobody, SCHEMA, norm_cap=1.0)) == 0
     every = screen(uplink(update=torch.full((3, 2), float("nan"))), SCHEMA)
     assert len(every) == 0 and every["update"].shape == (0, 2)
+
+
+def replies() -> tuple[list[Uplink], list[Schema], list[float | None]]:
+    """Seven replies of one memory and one schema, of which each has another fault, and some that are
+    different."""
+    nan, inf = float("nan"), float("inf")
+    stack = Key(3).normal(7, 3, 40).clamp(-1, 1) / 7
+    means = stack[:, :, :2] + 0.5
+    stack[1, 2, 7], stack[2, 0, 39], stack[3, 1, 0] = nan, inf, -inf
+    stack[4, 1], stack[4, 2, 3] = 30.0, nan
+    means[5, 0, 1], means[5, 1, 0] = 1.5, -0.5
+    counts = torch.ones(7, 3)
+    counts[5, 1], counts[6, 2] = nan, -1.0
+    fields = {"update": stack, "means": means, "count": counts}
+    schema: Schema = {
+        "update": Field("update", (40,)),
+        "means": Field("feature", (2,), low=0, high=1),
+        "count": Field("count", low=0),
+    }
+    ids = torch.tensor([4, 6, 8])
+    ups = [
+        Uplink(ids, {name: value[place] for name, value in fields.items()}, {1: "earlier"})
+        for place in range(7)
+    ]
+    others = [
+        ups[0].having(update=stack[0, :, :30].clone()),
+        ups[4].only(torch.tensor([0, 2])),
+        ups[0].only(torch.zeros(3, dtype=torch.bool)),
+        ups[1].having(update=stack[1].double()),
+    ]
+    several = [*ups[:3], others[0], *ups[3:], *others[1:], ups[4]]
+    return several, [schema] * len(several), [*[2.0] * (len(several) - 1), None]
+
+
+def on(device: torch.device, up: Uplink) -> Uplink:
+    """The same reply as a GPU leaves it: what has one number for each client is on the host."""
+    return up.having(**{name: value.to(device) for name, value in up.fields.items() if value.ndim > 1})
+
+
+def assert_alike(found: list[Uplink], expected: list[Uplink]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.refused == other.refused and torch.equal(one.ids, other.ids)
+        assert all(torch.equal(one[name].cpu(), other[name]) for name in other.fields)
+
+
+def test_replies_are_screened_together_as_one_by_one() -> None:
+    given = replies()
+    expected = [screen(*one) for one in zip(*given, strict=True)]
+    assert {reason for up in expected for reason in up.refused.values()} == {
+        "earlier",
+        "update is not finite",
+        "update has a norm above 2",
+        "update has shape (30,), expected (40,)",
+        "means is above 1",
+        "means is below 0",
+        "count is not finite",
+        "count is below 0",
+    } - {"count is not finite"}  # the client is refused for its means
+    assert_alike(screen_together(*given), expected)
+
+
+def test_a_device_tells_only_which_rows_are_bad_and_once() -> None:
+    ups, schemas, caps = replies()
+    expected = [screen(*one) for one in zip(ups, schemas, caps, strict=True)]
+    with pretended_gpu() as gpu:
+        far = [on(gpu.device, up) for up in ups]
+        found = screen_together(far, schemas, caps)
+        assert gpu.reads == 1 and gpu.largest_read <= 5 * 3 * len(ups)  # five faults of three rows each
+        alone = [screen(*one) for one in zip(far, schemas, caps, strict=True)]
+        assert gpu.reads == 1 + sum(len(up) > 0 or "expected" not in str(up.refused) for up in expected)
+        with gpu.not_counted():
+            assert_alike(found, expected)
+            assert_alike(alone, expected)
+
+
+def test_replies_of_one_memory_are_looked_at_without_a_copy() -> None:
+    """Also where other rows lie between them."""
+    stack = torch.zeros(6, 3, 4)
+    stack[4, 1, 2] = torch.nan
+    stack[5] = torch.nan
+    parts = [stack[place] for place in (4, 0, 2)]
+    least, most = _of_rows(_extremes, parts)
+    assert least.isnan().tolist() == [False, True] + [False] * 7 and torch.equal(least.isnan(), most.isnan())
+    calls: list[int] = []
+    assert _of_rows(lambda rows: (calls.append(len(rows)) or rows.sum(1),), parts)[0].shape == (9,)
+    assert calls == [15]

@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
+from holdfast.core.together import computed_alone
 from holdfast.core.types import SCORE, UNDEFINED, Exchange, State, Uplink
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.committee import Committee
@@ -47,7 +48,7 @@ def held(
         ids = ctx.cohort[~torch.isin(ctx.cohort, committee.elect(state, ctx))]
     models = ids[:, None].double() if models is None else models
     ctx.buffers = torch.zeros(len(ids), 0, dtype=models.dtype)
-    steps = committee.judge(state, ctx, models, ids)
+    steps = computed_alone(committee.judge(state, ctx, models, ids))
     try:
         exchange = next(steps)
     except StopIteration as end:

@@ -8,6 +8,7 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import build
+from holdfast.core.together import computed_alone
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.norm import Norm
 from holdfast.results.run import Run
@@ -19,9 +20,8 @@ REFERENCE = torch.tensor([1.0, -2.0])
 
 def judged(detector: Norm, *updates: list[float]) -> Judgement:
     models = REFERENCE + torch.tensor(updates)
-    steps = detector.judge(
-        {}, SimpleNamespace(reference=REFERENCE, refused={}), models, torch.arange(len(updates)) + 10
-    )
+    ctx = SimpleNamespace(reference=REFERENCE, refused={})
+    steps = computed_alone(detector.judge({}, ctx, models, torch.arange(len(updates)) + 10))
     with pytest.raises(StopIteration) as end:
         next(steps)
     return end.value.value

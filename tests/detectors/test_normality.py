@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.keys import Key
+from holdfast.core.together import computed_alone
 from holdfast.core.types import State
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.normality import Normality
@@ -26,7 +27,7 @@ def judged(
     reference = torch.zeros(4, dtype=torch.float64)
     models = reference + torch.tensor(updates, dtype=torch.float64)
     ctx = SimpleNamespace(reference=reference, layout=LAYOUT, wire=WIRE)
-    steps = detector.judge(state or {}, ctx, models, torch.tensor(ids or [10, 11, 12]))
+    steps = computed_alone(detector.judge(state or {}, ctx, models, torch.tensor(ids or [10, 11, 12])))
     try:
         next(steps)
     except StopIteration as end:

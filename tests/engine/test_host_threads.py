@@ -89,7 +89,7 @@ def test_a_sweep_has_the_same_bits_with_threads(tmp_path: Path, monkeypatch: pyt
     start(cells, tmp_path / "one")
     used = []
     monkeypatch.setattr(
-        runner, "_host_threads", lambda device, threads, experiments: used.append(experiments) or 4
+        runner, "_host_threads", lambda device, terms, experiments: used.append(experiments) or 4
     )
     start(cells, tmp_path / "many")
     assert used == [len(cells)]

@@ -12,6 +12,7 @@ from holdfast.core.types import Uplink
 from holdfast.engine import lockstep
 from holdfast.engine.lockstep import RunDriver, drive
 from holdfast.engine.simulator import Call
+from holdfast.storage import write_behind
 from holdfast.storage.store import PreparedRound
 
 
@@ -39,25 +40,32 @@ def driver(name: str, rounds: int, fails_in: int | None = None, first: int = 1) 
     return RunDriver(run_context, run_case())
 
 
+class Behind(Idle):
+    writes_behind = True
+
+
 @pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("engine", [Idle(), Behind()])
 def test_a_failure_is_reported_once_the_others_have_committed_its_round(
-    monkeypatch: pytest.MonkeyPatch, order: int
+    monkeypatch: pytest.MonkeyPatch, engine: Idle, order: int
 ) -> None:
     """If the process is killed before that, the round is played again by all, with the one that fails. Of
     four, d stands at another round when they go on, and fails at once; c fails in a round that nobody else
     plays."""
     events: list[str] = []
-    monkeypatch.setattr(
-        lockstep,
-        "commit_all",
-        lambda ready: events.extend(sorted(f"{each.store.name}{each.round}" for each in ready)),
-    )
+
+    def commit(ready: Sequence[PreparedRound]) -> None:
+        events.extend(sorted(f"{each.store.name}{each.round}" for each in ready))
+
+    monkeypatch.setattr(lockstep, "commit_all", commit)
+    monkeypatch.setattr(write_behind, "write_all", commit)
+    monkeypatch.setattr(write_behind, "settle_all", lambda ready: None)
     drivers = [
         driver("a", 3),
         driver("b", 3, fails_in=2),
         driver("c", 4, fails_in=4),
         driver("d", 4, fails_in=3, first=3),
     ][::order]
-    drive(Idle(), drivers, failed=lambda fallen: events.append(f"{fallen.run_context.label} failed"))
+    drive(engine, drivers, failed=lambda fallen: events.append(f"{fallen.run_context.label} failed"))
     assert events == ["a1", "b1", "c1", "a2", "c2", "b failed", "a3", "c3", "d failed", "c failed"]
     assert {p.run_context.label: p.result for p in drivers} == {"a": "a", "b": None, "c": None, "d": None}

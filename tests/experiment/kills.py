@@ -81,6 +81,7 @@ STAGES = [
     (RowStore, "index"),
     (RowStore, "settle"),
     (Store, "prepare"),
+    (Store, "write"),
     (Store, "write_head"),
     (Store, "sync"),
     (Store, "commit"),

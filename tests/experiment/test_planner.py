@@ -49,15 +49,15 @@ def test_the_servers_own_data_is_one_more_in_the_group(tmp_path: Path) -> None:
 def test_on_a_gpu_networks_share_the_memory_by_what_they_would_take(tmp_path: Path) -> None:
     small, large = {"method": "fedavg"}, {"method": "ditto", "model": {"name": "mlp", "hidden": 400}}
     members = experiments(tmp_path, small, large)
-    shares = planner._memory(alike(members), GPU)
+    shares = planner._memory(alike(members), GPU, "host")
     row = [planner._row(experiment) for experiment in members]
     wanted = [4 * row[0], 8 * row[1]]
     assert row[1] > 10 * row[0] > 0
     assert list(shares.values()) == [10**9 * part // sum(wanted) for part in wanted]
-    assert planner._memory(alike(members[:1]), GPU) == {members[0].run_context.plan_key: 10**9}, (
+    assert planner._memory(alike(members[:1]), GPU, "host") == {members[0].run_context.plan_key: 10**9}, (
         "one alone has all of it"
     )
-    assert set(planner._memory(alike(members), torch.device("cpu")).values()) == {10**9}, (
+    assert set(planner._memory(alike(members), torch.device("cpu"), "host").values()) == {10**9}, (
         "a CPU's stacks come and go"
     )
 

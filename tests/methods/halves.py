@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.aggregators.mean import Mean
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
+from holdfast.core.together import computed_alone
 from holdfast.core.types import Exchange, State, Uplink, Verdict
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.client import Local, Received
@@ -94,7 +95,7 @@ def one_round(
     method: Method, state: State, ctx: Context, *replies: Uplink
 ) -> tuple[list[Exchange], State, Verdict]:
     """What the server half asked, and what it made of the replies."""
-    steps = method.Server(method).round(state, ctx)
+    steps = computed_alone(method.Server(method).round(state, ctx))
     asked = [next(steps)]
     try:
         for up in replies:
@@ -105,7 +106,7 @@ def one_round(
 
 
 def delivered(method: Method, state: State, ctx: Context, ids: list[int]) -> Exchange:
-    steps = method.Server(method).deliver(state, ctx, torch.tensor(ids))
+    steps = computed_alone(method.Server(method).deliver(state, ctx, torch.tensor(ids)))
     try:
         next(steps)
     except StopIteration as end:

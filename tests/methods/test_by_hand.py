@@ -14,6 +14,7 @@ from holdfast.aggregators.mean import Mean
 from holdfast.core.errors import RunError
 from holdfast.core.flat import Wire
 from holdfast.core.registry import build
+from holdfast.core.together import computed_alone
 from holdfast.core.types import ROOT, Exchange, Uplink, Verdict
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
@@ -120,7 +121,7 @@ UPDATES = [[-0.25, -0.15], [0.0, -0.2]]
 def one_round(name: str, ctx: Context, up: Uplink) -> tuple[Exchange, dict[str, Tensor], Verdict]:
     method = build("method", name)
     server = method.Server(method)
-    steps = server.round(server.init(ctx), ctx)
+    steps = computed_alone(server.round(server.init(ctx), ctx))
     asked = next(steps)
     with pytest.raises(StopIteration) as end:
         steps.send(up)
@@ -221,7 +222,7 @@ def test_local_asks_for_nothing_but_training() -> None:
     )
     everyone = build("method", {"name": "local", "everyone": True})
     assert next(everyone.Server(everyone).round({}, ctx)).to.tolist() == list(range(10))
-    steps = server.deliver({}, ctx, torch.tensor([1, 2]))
+    steps = computed_alone(server.deliver({}, ctx, torch.tensor([1, 2])))
     with pytest.raises(StopIteration) as end:
         next(steps)
     assert end.value.value.bytes_down().tolist() == [0, 0]
@@ -229,7 +230,9 @@ def test_local_asks_for_nothing_but_training() -> None:
 
 def test_deliver_is_the_model_of_now() -> None:
     method = build("method", "fedavg")
-    steps = method.Server(method).deliver({"model": W + 1}, context(), torch.tensor([1, 2, 3]))
+    steps = computed_alone(
+        method.Server(method).deliver({"model": W + 1}, context(), torch.tensor([1, 2, 3]))
+    )
     with pytest.raises(StopIteration) as end:
         next(steps)
     assert end.value.value.bank.tolist() == [[2.0, 3.0]] and end.value.value.to.tolist() == [1, 2, 3]

@@ -24,6 +24,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
+from holdfast.core.together import computed_alone
 from holdfast.core.types import SCORE, UNDEFINED, Exchange, State, Uplink, Verdict
 from holdfast.engine.client_stack import client_key
 from holdfast.local.client import Local, Received
@@ -192,7 +193,7 @@ def server_round(
 ) -> tuple[State, Verdict, list[Exchange]]:
     """Client i trains the backbone 2 to 2 + i and has i + 1 samples; members say `scores`."""
     server, ctx = method.Server(method), ctx or context()
-    steps, asked = server.round(server.init(ctx), ctx), []
+    steps, asked = computed_alone(server.round(server.init(ctx), ctx)), []
     up: Any = None
     while True:
         try:

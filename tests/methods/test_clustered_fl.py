@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.median import Median
+from holdfast.core.together import computed_alone
 from holdfast.core.types import Exchange, Steps, Uplink, Verdict
 from holdfast.engine.simulator import Simulator
 from holdfast.results.run import Run
@@ -37,7 +38,7 @@ def run_case(
     where: World, state: dict[str, Tensor], answer: Answer, cohort: list[int]
 ) -> tuple[dict[str, Tensor], Verdict, list[Exchange]]:
     half = where.method.Server(where.method)
-    steps: Steps[Any] = half.round(state, where.ctx(cohort=torch.tensor(cohort)))
+    steps: Steps[Any] = computed_alone(half.round(state, where.ctx(cohort=torch.tensor(cohort))))
     asked: list[Exchange] = []
     try:
         asked.append(next(steps))
@@ -141,7 +142,7 @@ def test_under_a_robust_rule_no_attacker_increases_the_measure(server_lr: float)
     where = world(relative=True)
     up = reply([2.0, 0.0], [2.0, 0.0], [1e9, 0.0], ids=(1, 2, 3), count=(1, 1, 1))
     ctx = where.ctx(cohort=torch.tensor([1, 2, 3]), aggregator=Median(), server_lr=server_lr)
-    steps = where.method.Server(where.method).round(start(where), ctx)
+    steps = computed_alone(where.method.Server(where.method).round(start(where), ctx))
     next(steps)
     with pytest.raises(StopIteration) as end:
         steps.send(up)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from holdfast.core.registry import build
+from holdfast.core.together import computed_alone
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
 from tests.checks.method_cases import hard
@@ -83,7 +84,7 @@ def test_a_round_keeps_what_was_sent() -> None:
         ([4], [[4.0, 3.0], [5.0, 5.0]]),
         ([4, 7], [[4.0, 3.0], [1.0, 1.0], [5.0, 5.0]]),
     ):
-        steps = server.round(state, ctx)
+        steps = computed_alone(server.round(state, ctx))
         asked = next(steps)
         torch.testing.assert_close(
             asked.bank, torch.tensor([[3.0, 3.0], [1.0, 2.0]], dtype=torch.float64), rtol=0, atol=1e-7

@@ -24,6 +24,7 @@ from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.screening import screen
+from holdfast.core.together import computed_alone
 from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
 from holdfast.detectors import Detector, Judgement
 from holdfast.local import programs
@@ -385,7 +386,7 @@ def answer(
 
 def one_round(up: Uplink, ctx: Context | None = None, **settings: Any) -> tuple[State, Verdict]:
     method = build("method", {"name": "fedas", **settings})
-    steps = method.Server(method).round({"model": THETA}, ctx or context())
+    steps = computed_alone(method.Server(method).round({"model": THETA}, ctx or context()))
     next(steps)
     with pytest.raises(StopIteration) as end:
         steps.send(up)
@@ -464,7 +465,7 @@ def test_a_chain_by_hand() -> None:
     measured from theta."""
     method = build("method", {"name": "fedas", "align": "serial"})
     rule, server = method.Client(method), method.Server(method)
-    steps = server.round({"model": THETA}, context())
+    steps = computed_alone(server.round({"model": THETA}, context()))
     state = state_of() | {"start": double([[0.0, 0.0]] * 2)}
     asked = next(steps)
     assert asked.task == "align" and asked.to.tolist() == [4] and asked.bytes_down().tolist() == [8]
@@ -506,7 +507,7 @@ def test_a_link_trains_from_where_it_led_to(plan: Plan) -> None:
 
 def test_a_link_that_is_lost_breaks_nothing() -> None:
     method = build("method", {"name": "fedas", "align": "serial"})
-    steps = method.Server(method).round({"model": THETA}, context())
+    steps = computed_alone(method.Server(method).round({"model": THETA}, context()))
     next(steps)
     nobody = Uplink(
         torch.zeros(0, dtype=torch.int64), {"update": torch.zeros(0, 1), "buffers": torch.zeros(0, 0)}

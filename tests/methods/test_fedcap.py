@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.registry import build
+from holdfast.core.together import computed_alone
 from holdfast.core.types import ROOT, Exchange, Uplink, Verdict
 from holdfast.detectors.base import Detector, Judgement
 from holdfast.methods.context import Context
@@ -53,7 +54,7 @@ def pool(ids: tuple[int, ...] = (1, 4, 7), rows: list[list[float]] | None = None
 def drive(steps: Any, *replies: Uplink) -> tuple[list[Exchange], Any]:
     """The exchanges of a generator that is sent these replies, and what it returns."""
     asked, up = [], None
-    todo = list(replies)
+    todo, steps = list(replies), computed_alone(steps)
     while True:
         try:
             asked.append(next(steps) if up is None else steps.send(up))

@@ -20,6 +20,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
+from holdfast.core.together import computed_alone
 from holdfast.core.types import ROOT, Exchange, State, Steps, Uplink, Verdict
 from holdfast.detectors.base import Detector, Judgement
 from holdfast.engine.simulator import Simulator
@@ -377,8 +378,10 @@ class Played:
     def round(
         self, up: Uplink, back: Callable[[Exchange], Uplink] = PLAIN, judge: Judge | None = None
     ) -> tuple[list[Exchange], Verdict]:
-        steps = self.server.round(
-            self.state, self.context(up.ids.tolist(), detectors=() if judge is None else (judge,))
+        steps = computed_alone(
+            self.server.round(
+                self.state, self.context(up.ids.tolist(), detectors=() if judge is None else (judge,))
+            )
         )
         asked = next(steps)
         assert asked.task == "train"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.core.flat import Wire
 from holdfast.core.registry import build
+from holdfast.core.together import computed_alone
 from holdfast.core.types import Uplink
 from holdfast.data.client_rows import Padded
 from holdfast.local.client import Local, Received
@@ -177,7 +178,7 @@ def test_the_best_models_are_sent_but_never_the_own_or_one_that_no_client_sent()
 
 def test_a_round_of_the_server_by_hand() -> None:
     ctx, rule = context([4, 5]), server(2)
-    steps = rule.round(kept(), ctx)
+    steps = computed_alone(rule.round(kept(), ctx))
     asked = next(steps)
     assert asked.pick[0].tolist() == [-1, 2, 1] and asked.bytes_down().tolist() == [32, 32]
     up = answer([4, 5], [[1.0, 0.0], [0.0, 1.0]], [1, 1])
@@ -198,7 +199,7 @@ def test_a_round_of_the_server_by_hand() -> None:
 
 def test_an_unknown_client_gets_the_mean() -> None:
     ctx = context([4])
-    steps = server(1).deliver(kept(), ctx, torch.tensor([4, 5]))
+    steps = computed_alone(server(1).deliver(kept(), ctx, torch.tensor([4, 5])))
     with pytest.raises(StopIteration) as end:
         next(steps)
     sent = end.value.value

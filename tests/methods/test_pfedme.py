@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.core.together import computed_alone
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
 from tests.helpers import NORMALISED
@@ -49,7 +50,7 @@ def test_the_server_mixes(beta: float, expected: list[float]) -> None:
     world = World(plan=None, name="pfedme", beta=beta)  # type: ignore[arg-type]
     half = world.method.Server(world.method)
     ctx = world.ctx()
-    steps = half.round({"model": ctx.initial}, ctx)
+    steps = computed_alone(half.round({"model": ctx.initial}, ctx))
     assert next(steps).bank.tolist() == [[1.0, 2.0]]
     with pytest.raises(StopIteration) as end:
         steps.send(reply([-0.4, -0.2], [0.0, 0.0]))

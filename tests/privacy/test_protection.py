@@ -10,8 +10,10 @@ import torch
 pytest.importorskip("opacus", reason="the accountant needs opacus: pip install 'holdfast[privacy]'")
 
 from holdfast.core.errors import RunError  # noqa: E402
+from holdfast.core.keys import Key  # noqa: E402
 from holdfast.privacy.accounting import epsilon_of  # noqa: E402
-from holdfast.privacy.protection import noised, secure_normal  # noqa: E402
+from holdfast.privacy.protection import keyed_normal, noised, secure_normal  # noqa: E402
+from tests.pretended_gpu import pretended_gpu  # noqa: E402
 
 
 def test_a_long_update_is_shortened_as_a_whole_and_a_short_one_is_not() -> None:
@@ -59,3 +61,15 @@ def test_epsilon_is_the_librarys_and_agrees_with_the_formula() -> None:
         library.step(noise_multiplier=sigma, sample_rate=1.0)
     assert epsilon_of([(sigma, times)], delta) == pytest.approx(library.get_epsilon(delta), rel=1e-9)
     assert epsilon_of([], delta) == 0 and epsilon_of([(0.0, 1)], delta) == math.inf
+
+
+def test_an_update_on_a_device_gets_the_same_noise() -> None:
+    def protected(device: torch.device | str) -> dict[str, torch.Tensor]:
+        given = {"a": torch.full((1, 300), 3.0), "b": torch.ones(1, 2, 40).double()}
+        return noised({k: v.to(device) for k, v in given.items()}, 2.0, 0.5, keyed_normal(Key(4)))
+
+    expected = protected("cpu")
+    with pretended_gpu() as gpu:
+        found = protected(gpu.device)
+        assert gpu.largest_read == 8 and all(value.device == gpu.device for value in found.values())
+        assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)

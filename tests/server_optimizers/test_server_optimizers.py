@@ -13,6 +13,7 @@ import torch
 from holdfast.core.errors import ConfigError
 from holdfast.core.generators import run_to_end
 from holdfast.core.registry import build, find
+from holdfast.core.together import computed_alone
 from holdfast.core.types import State
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.methods.averaging import Averaging
@@ -32,7 +33,7 @@ def rounds_of(server: Mapping[str, Any]) -> list[State]:
     for mean in (FIRST, SECOND):
         replies = answer([4, 7], [[mean[0] + 0.1, mean[1]], [mean[0] - 0.1, mean[1]]], [1.0, 1.0])
         steps = rule.round(out[-1], context(server=build("server", server)))
-        out.append(run_to_end(steps, lambda asked, up=replies: up)[0])
+        out.append(run_to_end(computed_alone(steps), lambda asked, up=replies: up)[0])
     return out[1:]
 
 
@@ -79,7 +80,7 @@ def test_fedyogi_by_hand() -> None:
 def test_a_round_without_updates_is_no_step() -> None:
     rule, before = Averaging(build("method", "fedavg")), rounds_of({"name": "fedadam"})[1]
     steps = rule.round(before, context(server=build("server", "fedadam")))
-    after, _ = run_to_end(steps, lambda asked: answer([], [], []))
+    after, _ = run_to_end(computed_alone(steps), lambda asked: answer([], [], []))
     assert_same(after, before, 0)
 
 

@@ -8,22 +8,30 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from holdfast.core.errors import HoldfastError, RunError
+from holdfast.core.errors import HoldfastError, RunError, StoreError
 from holdfast.core.files import write_atomically
 from holdfast.core.reading import read_json
 from holdfast.storage import client_state as rows_module
 from holdfast.storage import store as store_module
 from holdfast.storage.client_state import RowStore
 from holdfast.storage.store import Store, commit_all, write_tensors
+from holdfast.storage.write_behind import WriteBehind
 
 WIDTH = 7
+
+
+def on_one_thread(work: Any, items: Any) -> Any:
+    return [work(item) for item in items]
 
 
 def rows_of(ids: list[int], stamp: float) -> dict[str, torch.Tensor]:
@@ -40,7 +48,7 @@ def rows_of(ids: list[int], stamp: float) -> dict[str, torch.Tensor]:
 def assert_rows(rows: RowStore, model: dict[int, dict[str, torch.Tensor]]) -> None:
     ids = torch.tensor(sorted(model), dtype=torch.int64)
     if not len(ids):
-        assert not rows.place and not rows.staged
+        assert not rows.place and not rows.staged and not rows.pending
         return
     assert bool(rows.present(ids).all())
     found = rows.read(ids.flip(0))  # in any order
@@ -51,15 +59,15 @@ def assert_rows(rows: RowStore, model: dict[int, dict[str, torch.Tensor]]) -> No
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_behave_like_a_dict(tmp_path: Path, seed: int) -> None:
-    """Random stages, commits, abandoned rounds and restarts: what is read is what a dict would hold, and the
-    file stays small."""
+    """Random stages, commits here and in another thread, abandoned rounds and restarts: what is read is what
+    a dict would hold, and the file stays small."""
     chance = random.Random(seed)
     rows, index = RowStore(tmp_path), None
     committed: dict[int, dict[str, torch.Tensor]] = {}
     working: dict[int, dict[str, torch.Tensor]] = {}
     most = 0
     for stamp in range(120):
-        action = chance.choices(["stage", "commit", "abandon", "restart"], [6, 3, 1, 1])[0]
+        action = chance.choices(["stage", "commit", "behind", "abandon", "restart"], [6, 2, 2, 1, 1])[0]
         if action == "stage":
             ids = sorted(
                 chance.sample([-1, *range(30)], chance.randint(1, 6))
@@ -70,22 +78,52 @@ def test_rows_behave_like_a_dict(tmp_path: Path, seed: int) -> None:
                 client: {name: value[i] for name, value in state.items()} for i, client in enumerate(ids)
             }
             most = max(most, len(rows.staged))
-        elif action == "commit":
+        elif action in ("commit", "behind"):
             index = rows.index()
             assert index[:, 0].tolist() == sorted(working)
-            rows.settle()
+            if rows.on_its_way is not None:
+                rows.settle()
+            if action == "commit":
+                rows.settle()
+            else:  # done by the time the next rows are staged
+                commit: Future[None] = Future()
+                commit.set_result(None)
+                rows.hand_over(commit)
             committed = dict(working)
         else:
             rows = rows if action == "abandon" else RowStore(tmp_path, index)
             rows.begin()
             working = dict(committed)
         assert_rows(rows, working)
-        used = [*rows.place.values(), *rows.staged.values()]
+        used = [*rows.place.values(), *rows.pending.values(), *rows.staged.values()]
         assert len(set(used)) == len(used), "a staged row never shares a record with a committed one"
         record = WIDTH * 4 + 8 + 2 + 12
-        size = (tmp_path / "records").stat().st_size if rows.staged or rows.place else 0
+        size = (tmp_path / "records").stat().st_size if rows.staged or committed else 0
         assert size <= (len(committed) + most) * record, "live rows and one round's more"
     assert_rows(RowStore(tmp_path, index), committed)
+
+
+def test_rows_wait_for_the_commit_of_the_round_before(tmp_path: Path) -> None:
+    """They are read meanwhile; new rows take the records that the commit sets free, and no others."""
+    rows, ids = RowStore(tmp_path), torch.arange(3)
+    for stamp in range(2):
+        rows.stage(ids, rows_of([0, 1, 2], stamp))
+        commit: Future[None] = Future()
+        rows.hand_over(commit)
+        rows.begin()
+        rows.keep()
+        rows.restore()
+        assert rows.present(torch.arange(4)).tolist() == [True, True, True, False]
+        assert rows.read(ids)["seen"].tolist() == [stamp, 1000 + stamp, 2000 + stamp]
+        threading.Timer(0.05, commit.set_result, [None]).start()
+    rows.stage(ids, rows_of([0, 1, 2], 2))
+    assert (commit.done(), rows.place, rows.staged) == (True, {0: 3, 1: 4, 2: 5}, {0: 0, 1: 1, 2: 2})
+    failed: Future[None] = Future()
+    rows.hand_over(failed)
+    failed.set_exception(StoreError("the disk is full"))
+    with pytest.raises(StoreError, match="the disk is full"):
+        rows.stage(ids, rows_of([0, 1, 2], 3))
+    assert rows.place == {0: 3, 1: 4, 2: 5}, "what is not committed does not count"
 
 
 def test_the_second_row_of_a_round_replaces_the_first(tmp_path: Path) -> None:
@@ -455,7 +493,12 @@ def test_no_head_moves_before_all_are_on_the_disk(
     monkeypatch.setattr(
         os, "fsync", lambda handle: events.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle)
     )
-    monkeypatch.setattr(os, "replace", lambda a, b: events.append("rename") or replace(a, b))
+
+    def renamed(source: Path, target: Path) -> None:
+        events.extend(["rename"] * (target.name == "head.json"))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", renamed)
     monkeypatch.setattr(
         store_module, "sync_file_system", lambda handle: events.append("all") or whole(handle)
     )
@@ -505,3 +548,39 @@ def test_without_syncfs_each_file_is_synced(tmp_path: Path, monkeypatch: pytest.
     stores = [Store(tmp_path / f"{number}").open() for number in range(9)]
     commit_all([store.prepare(0, {}, {}, {}, RowStore(store.path / "rows")) for store in stores])
     assert count == 9 * (3 + 2 + 1 + 1), "three files, their folders, the head, its folder"
+
+
+def test_a_process_is_not_forked_in_the_middle_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child would flush half-written files a second time."""
+    store, write = Store(tmp_path).open(), Store.write
+    monkeypatch.setattr(Store, "write", lambda self, ready: (time.sleep(0.2), write(self, ready))[1])
+    with closing(WriteBehind()) as behind:
+        assert behind.begin([store.prepare(1, {}, {}, {}, RowStore(tmp_path / "rows"))], on_one_thread)
+        child = os.fork()
+        if child == 0:
+            os._exit(int(store.round() != 1))
+        assert os.waitpid(child, 0)[1] == 0 and behind.done(0.0)
+    store.close()
+
+
+def test_a_store_is_closed_once_its_commit_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write = Store(tmp_path).open(), Store.write
+    monkeypatch.setattr(Store, "write", lambda self, ready: (time.sleep(0.1), write(self, ready))[1])
+    with closing(WriteBehind()) as behind:
+        assert behind.begin([store.prepare(1, {}, {}, {}, RowStore(tmp_path / "rows"))], on_one_thread)
+        store.close()
+        assert store.round() == 1 and behind.done(0.0)
+
+
+def test_what_is_on_its_way_does_not_change_with_the_next_round(tmp_path: Path) -> None:
+    store, model = Store(tmp_path).open(), torch.zeros(3)
+    ready = store.prepare(1, {"model": model}, {"round": 1}, {"half": model[:2]}, RowStore(tmp_path / "rows"))
+    copy = ready.copy()
+    model += 1
+    commit_all([copy])
+    head = store.head()
+    assert ready.size() == 12 + 8 and head is not None and head[1]["model"].tolist() == [0.0] * 3
+    assert store.arrays(1)["half"].tolist() == [0.0, 0.0]
+    store.close()

@@ -1,0 +1,35 @@
+"""What detectors find out about the models of a cohort. On a device it is computed for several experiments at
+once, and the host is told one number for each model."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.core.together import Computation
+
+
+@dataclass(frozen=True)
+class Sound(Computation):
+    """Which models [n, d] are finite."""
+
+    models: Tensor
+
+    def alike(self) -> Hashable | None:
+        return Sound, tuple(self.models.shape), self.models.dtype, self.models.device
+
+    def on_device(self) -> bool:
+        return self.models.device.type != "cpu"
+
+    def alone(self) -> Tensor:
+        return torch.isfinite(self.models).all(1) if not self.on_device() else self.together([])[0]
+
+    def together(self, others: Sequence[Sound]) -> list[Tensor]:
+        several = [each.models for each in (self, *others)]
+        if not self.models.numel():
+            return [torch.ones(len(models), dtype=torch.bool) for models in several]
+        ends = [torch.stack(torch.aminmax(models, dim=1)) for models in several]
+        return list(torch.stack(ends).isfinite().all(1).cpu().unbind(0))
