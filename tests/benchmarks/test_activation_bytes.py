@@ -1,4 +1,4 @@
-"""What a traced step keeps: counted right, and as much as is planned, also with BatchNorm on padded batches."""
+"""What a traced step keeps: counted right, and as much as is planned, also with padded BatchNorm."""
 
 from __future__ import annotations
 
