@@ -39,10 +39,10 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.batch_order import schedule
+from holdfast.local.compiled_code import _options
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import bytes_per_row
 from holdfast.local.program import Program, Structure
-from holdfast.local.program import _compiled as compiled
 from holdfast.local.stack import Stack
 from holdfast.models import batched_convolution as convolution
 from holdfast.models import network
@@ -253,7 +253,7 @@ def fused(step: fx.GraphModule, inputs: tuple[Any, ...]) -> Fused:
     config.cpp.use_two_step_variance_threshold = 0  # mean and variance in one pass, as on a GPU
     GraphLowering.compile_to_module = plan_only  # type: ignore[method-assign, assignment]
     try:
-        compiled(step)(*inputs)
+        torch.compile(step, dynamic=False, options=_options())(*inputs)
     except Exception:
         if not found:
             raise

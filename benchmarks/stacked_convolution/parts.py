@@ -16,8 +16,9 @@ from torch.func import functional_call, vmap
 from holdfast.bench.steps import Bench, Work
 from holdfast.core.device import autocast, deterministic_math
 from holdfast.local import programs
+from holdfast.local.compiled_code import Traced, compiled
 from holdfast.local.plan import Plan
-from holdfast.local.program import Program, _captured, _compiled, _traced
+from holdfast.local.program import Program, _captured, _traced
 from holdfast.models.batched_convolution import as_products, folded
 
 from . import kernels
@@ -228,7 +229,8 @@ def today(shape: Shape, mode: Mode, tensors: tuple[Tensor, ...]) -> Callable[[],
         return [out.detach(), *torch.autograd.grad(out, wanted, g.to(out.dtype))]
 
     with as_products():
-        step = _compiled(_traced(both, *tensors))
+        traced = Traced.of(_traced(both, *tensors))
+    step = compiled(traced, tensors[0].device, "bf16" if mode == "bf16" else "tf32")
     return lambda: step(*tensors)
 
 
