@@ -24,18 +24,25 @@ import torch
 from torch import Tensor, fx, nn
 from torch._inductor import config
 from torch._inductor.graph import GraphLowering
+from torch._inductor.memory import (
+    assign_memory_planning_info_for_scheduler_buffers,
+    assign_memory_planning_info_for_scheduler_nodes,
+    estimate_peak_memory,
+    get_freeable_input_buf,
+)
 from torch._inductor.scheduler import NopKernelSchedulerNode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._ordered_set import OrderedSet
 
 from holdfast.core.device import Precision
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.batch_order import schedule
+from holdfast.local.compiled_code import _options
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import bytes_per_row
 from holdfast.local.program import Program, Structure
-from holdfast.local.program import _compiled as compiled
 from holdfast.local.stack import Stack
 from holdfast.models import batched_convolution as convolution
 from holdfast.models import network
@@ -68,9 +75,9 @@ class Traffic:
         return cls(made, peak(traced), casts, copies)
 
 
-def peak(traced: fx.GraphModule) -> int:
+def peak(traced: fx.GraphModule, but: Collection[tuple[int, ...]] = ()) -> int:
     """Return the most bytes that the tensors made by a traced step take at a time, each from the operation
-    that makes it to the last one that reads it or a view of it; what the step returns stays."""
+    that makes it to the last one that reads it or a view of it, without those of the shapes `but`."""
     order = {node: place for place, node in enumerate(traced.graph.nodes)}
     until: dict[int, int] = {}
     for node in traced.graph.nodes:
@@ -79,7 +86,8 @@ def peak(traced: fx.GraphModule) -> int:
             until[_storage(value)] = max(until.get(_storage(value), 0), last)
     begins: dict[int, list[tuple[int, int]]] = {}
     for node, value in _new(traced):
-        begins.setdefault(order[node], []).append((_storage(value), value.untyped_storage().nbytes()))
+        if tuple(value.shape) not in but:
+            begins.setdefault(order[node], []).append((_storage(value), value.untyped_storage().nbytes()))
     alive: dict[int, int] = {}
     most = 0
     for place in range(len(order)):
@@ -218,6 +226,8 @@ class Fused:
     """What its kernels and the calls of libraries read and write."""
     kernels: int
     calls: int
+    alive: int
+    """The most bytes of new tensors at a time."""
 
 
 def fused(step: fx.GraphModule, inputs: tuple[Any, ...]) -> Fused:
@@ -229,14 +239,21 @@ def fused(step: fx.GraphModule, inputs: tuple[Any, ...]) -> Fused:
         nodes = graph.scheduler.nodes
         calls = sum(node.is_extern() for node in nodes)
         kernels = len(nodes) - calls - sum(isinstance(node, NopKernelSchedulerNode) for node in nodes)
-        found.append(Fused(graph.count_bytes()[0], kernels, calls))
+        scheduler, outputs = graph.scheduler, OrderedSet(graph.get_output_names())
+        inputs = get_freeable_input_buf(nodes, OrderedSet(graph.graph_inputs.keys()))
+        assign_memory_planning_info_for_scheduler_buffers(nodes, scheduler.name_to_buf)
+        assign_memory_planning_info_for_scheduler_nodes(
+            nodes, scheduler.name_to_fused_node, scheduler.name_to_buf, inputs
+        )
+        alive = estimate_peak_memory(nodes, inputs, outputs)[0]
+        found.append(Fused(graph.count_bytes()[0], kernels, calls, alive))
         raise _Planned
 
     usual = GraphLowering.compile_to_module
     config.cpp.use_two_step_variance_threshold = 0  # mean and variance in one pass, as on a GPU
     GraphLowering.compile_to_module = plan_only  # type: ignore[method-assign, assignment]
     try:
-        compiled(step)(*inputs)
+        torch.compile(step, dynamic=False, options=_options())(*inputs)
     except Exception:
         if not found:
             raise
@@ -278,11 +295,13 @@ def _line(name: str, precision: Precision, asked: argparse.Namespace) -> str:
     needed = held(program) + traffic.alive
     planned = work.clients * bytes_per_row(made, program.samples.blank(made.dtype), work.batch_size)
     wide, half = (traffic.made.get(dtype, 0) / 1e6 for dtype in (torch.float32, torch.bfloat16))
-    line = f"{name:15} {precision:17} {wide:14.0f} {half:8.0f} {traffic.casts:6} {traffic.copies:6}"
+    line = f"{name:15} {precision:17}"
+    line += f" {wide:14.0f} {half:8.0f} {traffic.casts:6} {traffic.copies:6}"
     line += f" {traffic.alive / 1e6:7.1f} {needed / 1e6:7.1f} {planned / 1e6:8.1f} {needed / planned:6.2f}"
     if asked.fused:
         after = fused(step, inputs)
         line += f"   fused: {after.bytes / 1e6:.0f} MB by {after.kernels} kernels and {after.calls} calls"
+        line += f", alive {after.alive / 1e6:.1f}"
     return line
 
 

@@ -6,9 +6,11 @@ operations each way starts on a GPU:
     python benchmarks/together.py --markdown
 
 An aggregator is measured alone, a wrapper around the mean. Both ways are measured in turns, and the best turn
-counts. Operations and waits are counted on the device that tests use in place of a GPU, with short updates:
-each operation would start a kernel or two, and at each wait the host stands still until the device is done.
-Longer updates are taken in a few blocks of columns, which adds the operations of each further block."""
+counts. Operations and waits are counted on the device that tests use in place of a GPU, by default with short
+updates: each operation would start a kernel or two, and at each wait the host stands still until the device
+is done. Long updates are taken in a few blocks of columns, and each block has its own operations:
+
+    python benchmarks/together.py --counted 156810 --numbers      # no times, takes minutes"""
 
 from __future__ import annotations
 
@@ -34,7 +36,6 @@ from holdfast.core.types import State
 
 CLIENTS, NUMBERS = 20, (4_810, 156_810)
 SHARE = 0.2  # assumed attackers
-COUNTED = 64  # numbers of an update when operations are counted
 
 
 def main() -> None:
@@ -44,14 +45,15 @@ def main() -> None:
     options.add_argument("rules", nargs="*", help="aggregators and wrappers; default: all")
     options.add_argument("--experiments", type=int, default=48)
     options.add_argument("--clients", type=int, default=CLIENTS)
-    options.add_argument("--numbers", type=int, nargs="+", default=list(NUMBERS), help="of a model")
+    options.add_argument("--counted", type=int, default=64, help="of a model, when operations are counted")
+    options.add_argument("--numbers", type=int, nargs="*", default=list(NUMBERS), help="of a model")
     options.add_argument("--device", default="cpu")
     options.add_argument("--turns", type=int, default=3)
     options.add_argument("--out", type=Path, help="JSON")
     options.add_argument("--markdown", action="store_true", help="print a table at the end")
     asked = options.parse_args()
     names = asked.rules or [*sorted(parts("aggregator")), *sorted(parts("wrapper"))]
-    rows = [counts(name, asked.experiments, asked.clients) for name in names]
+    rows = [counts(name, asked.experiments, asked.clients, asked.counted) for name in names]
     for d in asked.numbers:
         x = updates(asked.experiments, asked.clients, d, torch.device(asked.device))
         with progress(f"d = {d:,}", len(names)) as advance:
@@ -112,13 +114,13 @@ def ways(name: str, x: Tensor) -> tuple[Callable[[], list[Reduced]], Callable[[]
     return lambda: one_by_one(apart), lambda: rule.together(x, w, joined, contexts)
 
 
-def counts(name: str, c: int, n: int) -> dict[str, Any]:
+def counts(name: str, c: int, n: int, d: int) -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.pretended_gpu import pretended_gpu
 
     row: dict[str, Any] = {"rule": name}
     with pretended_gpu() as outer:
-        one_by_one, together = ways(name, updates(c, n, COUNTED, torch.device("cpu")).to(outer.device))
+        one_by_one, together = ways(name, updates(c, n, d, torch.device("cpu")).to(outer.device))
         for way, work in (("one by one", one_by_one), ("together", together)):
             with pretended_gpu() as gpu:
                 answer = work()

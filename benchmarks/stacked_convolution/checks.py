@@ -7,6 +7,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +81,8 @@ def numbers(shape: Shape, clients: int, dtype: torch.dtype, device: str) -> tupl
 def shares(choice: Choice, device: str, clients: int = 3) -> dict[str, Any]:
     """Return the largest error of each of the kernels that have blocks, as a share of what is allowed, and
     whether a second run and the last client alone have the same bits."""
-    shape, mode, padding = choice.shape, choice.mode, choice.shape.padding
-    given = numbers(shape, clients, torch.float64 if mode == "float64" else torch.float32, device)
-    *exact, g = (tensor.double() for tensor in given)
-    before, winner = g, None
-    if shape.pooled:
-        size = clients, shape.batch, shape.outside, shape.out, shape.out
-        winner = winners(by_torch(*exact, g.new_zeros(size), padding)[0])
-        before = spread(g, winner)
-    wanted = by_torch(*exact, before, padding)
-    scales = by_taps(*(tensor.abs() for tensor in exact), before.abs(), padding)
+    shape, mode = choice.shape, choice.mode
+    given, winner, wanted, scales = _references(shape, clients, mode == "float64", device)
     first, again, alone = (dict(_results(choice, given, winner, clients=part)) for part in (0, 0, 1))
     found: dict[str, Any] = {}
     for kind, got in first.items():
@@ -105,6 +98,24 @@ def shares(choice: Choice, device: str, clients: int = 3) -> dict[str, Any]:
         for a, b, c in zip(first[kind], again[kind], alone[kind], strict=True)
     )
     return found
+
+
+@lru_cache(maxsize=4)
+def _references(
+    shape: Shape, clients: int, double: bool, device: str
+) -> tuple[tuple[Tensor, ...], Tensor | None, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return a layer's numbers, which pixels win, the results and gradients, and the sums of absolute
+    products."""
+    given = numbers(shape, clients, torch.float64 if double else torch.float32, device)
+    *exact, g = (tensor.double() for tensor in given)
+    before, winner = g, None
+    if shape.pooled:
+        size = clients, shape.batch, shape.outside, shape.out, shape.out
+        winner = winners(by_torch(*exact, g.new_zeros(size), shape.padding)[0])
+        before = spread(g, winner)
+    wanted = by_torch(*exact, before, shape.padding)
+    scales = by_taps(*(tensor.abs() for tensor in exact), before.abs(), shape.padding)
+    return given, winner, wanted, scales
 
 
 def right(found: dict[str, Any]) -> bool:

@@ -16,8 +16,9 @@ from torch.func import functional_call, vmap
 from holdfast.bench.steps import Bench, Work
 from holdfast.core.device import autocast, deterministic_math
 from holdfast.local import programs
+from holdfast.local.compiled_code import Traced, compiled
 from holdfast.local.plan import Plan
-from holdfast.local.program import Program, _captured, _compiled, _traced
+from holdfast.local.program import Program, _captured, _traced
 from holdfast.models.batched_convolution import as_products, folded
 
 from . import kernels
@@ -35,10 +36,8 @@ if TYPE_CHECKING:
 def equality(part: Part, setting: Setting) -> None:
     """Compare the kernels with torch's convolution of each client in float64, and their bits with their
     own."""
-    part.report.say(
-        "  largest error as a share of what is allowed: 1e-10 in float64; in TF32 and bf16 a part"
-    )
-    part.report.say("  of the sum of absolute products, 1.25 * 2**-9 and 1.25 * 2**-7 (checks.py says why)")
+    part.report.say("  largest error as a share of what is allowed: 1e-10 in float64; in TF32 and bf16")
+    part.report.say("  1.25 * 2**-9 and 1.25 * 2**-7 of the sum of absolute products (checks.py says why)")
     modes: tuple[Mode, ...] = ("float64", "tf32", "bf16")
     for place, shape in enumerate(SMALL):
         blocks = {kind: SLOW._replace(turned=place % 2 == 1) for kind in shape.kinds}
@@ -230,7 +229,8 @@ def today(shape: Shape, mode: Mode, tensors: tuple[Tensor, ...]) -> Callable[[],
         return [out.detach(), *torch.autograd.grad(out, wanted, g.to(out.dtype))]
 
     with as_products():
-        step = _compiled(_traced(both, *tensors))
+        traced = Traced.of(_traced(both, *tensors))
+    step = compiled(traced, tensors[0].device, "bf16" if mode == "bf16" else "tf32")
     return lambda: step(*tensors)
 
 

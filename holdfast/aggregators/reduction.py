@@ -4,13 +4,14 @@ clients can be computed together."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.core.device import on_host, to_device
 from holdfast.core.together import Computation, stacked
 from holdfast.core.types import State
 from holdfast.local.function_identity import identity
@@ -30,6 +31,8 @@ class Reduction(Computation):
         return self.x.device.type != "cpu"
 
     def alike(self) -> Hashable | None:
+        if not self.rule.works_on_device():
+            return None
         memory = tuple((name, tuple(value.shape)) for name, value in sorted(self.state.items()))
         return (
             type(self.rule),
@@ -45,7 +48,13 @@ class Reduction(Computation):
         )
 
     def alone(self) -> Reduced:
-        return _weights_on_host([Reduced(*self.rule(self.x, self.w, self.state, self.ctx))])[0]
+        x, w, state, ctx = self.x, self.w, self.state, self.ctx
+        if not self.on_device() or self.rule.works_on_device():
+            return _weights_on_host([Reduced(*self.rule(x, w, state, ctx))])[0]
+        root = None if ctx.root is None else ctx.root.cpu()
+        seen = replace(ctx, received=ctx.received.cpu(), root=root)
+        found = Reduced(*self.rule(x.cpu(), w, on_host(state), seen))
+        return found._replace(value=to_device(found.value, x.device))
 
     def together(self, others: Sequence[Any]) -> list[Reduced] | None:
         """By the rule's own form for several experiments, where it has one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -77,12 +77,15 @@ class Situation:
 
     def alone(self) -> Said:
         """Given no more than the attack declares to know, and never the server's own row."""
-        clients, knows = self.up.is_client, self.attack.knows
+        clients, knows, sent = self.up.is_client, self.attack.knows, self.sent
         own = self.up.only(self.rows)
         seen, mine = own, torch.arange(len(self.rows))
         if REACH[knows] >= REACH["everyone"]:
             seen, mine = self.up.only(clients), self.rows - int((~clients).sum())
-        view = View(mine, seen, knows, self.cohort, partial(first_models, self.sent, self.rows))
+        if not self.attack.works_on_device():
+            own, seen = own.on_host(), seen.on_host()
+            sent = sent and replace(sent, bank=sent.bank.cpu())
+        view = View(mine, seen, knows, self.cohort, partial(first_models, sent, self.rows))
         return Said(self.attack.uplink(self.task, self.schema, own, view, self.key), view.notes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -28,6 +28,20 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.numel() * tensor.element_size() > PINNED:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same in the host's memory; what comes from a GPU goes through page-locked memory, which is several
+    times as fast."""
+    return {name: _on_host(value) for name, value in tensors.items()}
+
+
+def _on_host(value: Tensor) -> Tensor:
+    if value.device.type == "cpu":
+        return value
+    if not value.is_cuda or value.numel() * value.element_size() > PINNED:
+        return value.cpu()
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value.detach())
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:

@@ -100,6 +100,15 @@ class Part(BaseModel):
     """Its row in the table of its kind in the documentation, by column."""
     tables: ClassVar[Mapping[str, RecordedTable]] = {}
     """The tables that it records in every round, by name: what they mean and how they are drawn."""
+    on_device: ClassVar[bool | None] = None
+    """Whether it takes updates and models on a GPU, beside ids and counts on the host. By default the parts
+    of Holdfast do, and all others are handed tensors of the host."""
+
+    def works_on_device(self) -> bool:
+        """Whether it is handed tensors on the device on which servers compute. A class that changes a part of
+        Holdfast has to say so itself."""
+        said = type(self).__dict__.get("on_device")
+        return type(self).__module__.startswith("holdfast.") if said is None else bool(said)
 
     @model_validator(mode="before")
     @classmethod

@@ -57,7 +57,7 @@ def answered(
     for place, computation in enumerate(computations):
         wanted = computation.on_device() if batch is None else batch
         key = computation.alike() if wanted else None
-        groups.setdefault(("alone", place) if key is None else ("together", key), []).append(place)
+        groups.setdefault(place if key is None else (type(computation), key), []).append(place)
     answers: dict[int, Any] = {}
     left: list[int] = []
     for places in groups.values():

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from holdfast.core.device import on_host
 from holdfast.core.together import Computation
 
 T = TypeVar("T")
@@ -141,6 +142,10 @@ class Uplink:
     def having(self, **fields: Tensor) -> Uplink:
         """The same replies with these fields in place of, or beside, their own."""
         return replace(self, fields={**self.fields, **fields})
+
+    def on_host(self) -> Uplink:
+        """The same in the host's memory."""
+        return replace(self, fields=on_host(self.fields))
 
     def only(self, keep: Tensor) -> Uplink:
         """The rows of a mask; all of them are not copied."""

@@ -1,5 +1,4 @@
-"""Decode one encoded image into an array. This module is read by processes that do nothing else, so it imports
-no more than that needs.
+"""Decode encoded images into arrays. Processes that do nothing else read this module, so it imports little.
 
 Images are not trusted: only formats that Pillow decodes itself are opened (for an EPS it would start
 Ghostscript), and no huge images.

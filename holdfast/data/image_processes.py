@@ -1,5 +1,5 @@
-"""Decode many images in processes of their own, one for each core. Small images are decoded by Python more than
-by Pillow, so threads would wait for each other.
+"""Decode many images in processes of their own, one for each core. Small images are decoded by Python more
+than by Pillow, so threads would wait for each other.
 
 The processes get images through pipes from this one and answer with pixels. What one of them cannot decode is
 decoded here, which raises the error; so is everything where none can be started."""

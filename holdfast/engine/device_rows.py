@@ -15,10 +15,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from holdfast.core.device import to_device
+from holdfast.core.device import on_host, to_device
 from holdfast.core.memory import physical_memory
 from holdfast.core.types import State
-from holdfast.engine.host_threads import each, on_host
+from holdfast.engine.host_threads import each
 from holdfast.engine.run_context import Call
 from holdfast.storage.client_state import RowStore
 from holdfast.storage.host_copy import HostCopy

@@ -7,7 +7,7 @@ caller, so the bits are the same with and without."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import accumulate
@@ -76,17 +76,3 @@ def joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
         list(zip(parts, ends, strict=True)),
     )
     return whole.to(device, non_blocking=True)
-
-
-def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same in the host's memory; what comes from a GPU goes through page-locked memory, which is several
-    times as fast."""
-    return {name: _on_host(value) for name, value in tensors.items()}
-
-
-def _on_host(value: Tensor) -> Tensor:
-    if value.device.type == "cpu":
-        return value
-    if not value.is_cuda or value.numel() * value.element_size() > PINNED:
-        return value.cpu()
-    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value.detach())

@@ -15,10 +15,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from holdfast.core.device import to_device
+from holdfast.core.device import on_host, to_device
 from holdfast.core.files import plain_disk_errors
 from holdfast.core.types import Schema
-from holdfast.engine.host_threads import on_host
 from holdfast.engine.run_context import Call
 
 LARGE = frozenset({"update", "model", "buffer"})

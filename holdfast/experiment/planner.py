@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -42,6 +43,18 @@ def pick_device(name: str) -> torch.device:
             f"engine.device: there is no {name}; the last one is cuda:{torch.cuda.device_count() - 1}"
         )
     return device
+
+
+def start_device(name: str) -> None:
+    """Begin to start a GPU, which takes seconds, while data is decoded and experiments are built. What is
+    wrong with it is said when it is used."""
+
+    def start() -> None:
+        with suppress(Exception):
+            torch.zeros(1, device=name)
+
+    if name.startswith("cuda"):
+        threading.Thread(target=start, daemon=True).start()
 
 
 def memory_bound(text: str, device: torch.device, server: Where = "host") -> int:

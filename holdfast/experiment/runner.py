@@ -132,6 +132,7 @@ def run_together(
         watch.planned(experiments)
         for experiment, plan in zip(experiments, terms.plans, strict=True):
             experiment.network.module.to(device)
-            experiment.run_context.home = home_of(plan, device)
+            if experiment.method.works_on_device():
+                experiment.run_context.home = home_of(plan, device)
         drive(engine, drivers, lambda driver: watch.moved(by_context[id(driver.run_context)]), note)
     return drivers

@@ -24,6 +24,7 @@ from holdfast.experiment.manifest import (
     run_folders,
     warn_of_objects,
 )
+from holdfast.experiment.planner import start_device
 from holdfast.experiment.runner import (
     MakeEngine,
     RunCallbacks,
@@ -43,6 +44,7 @@ def start_run(
     label: str, config: Config, out: Path, watch: RunCallbacks, plugins: Sequence[str], engine: MakeEngine
 ) -> dict[str, Any]:
     """Run a new experiment in `out`; if it fails, its error is raised."""
+    start_device(config.engine.device)
     experiment = Experiment(config, out, label)
     _refuse_taken(out)
     terms = agree(

@@ -31,7 +31,7 @@ Job = tuple[Traced, torch.device, Precision]
 def compile_ahead(steps: Sequence[Job], here: int = 1) -> None:
     """Begin to compile these steps, without waiting for them. The first `here` of them are left to this
     process, which would have to wait otherwise, and those whose code is kept are left out."""
-    if use_cache() is None:  # the code would not be found
+    if not steps or use_cache() is None:  # without a folder the code would not be found
         return
     new: dict[str, tuple[Operations, torch.device, Precision]] = {}
     for traced, device, precision in steps:

@@ -152,7 +152,8 @@ def use_cache() -> Path | None:
     the user has named another folder, or where others could write into this one: then it is where PyTorch
     puts it."""
     global _ours
-    if os.environ.get(VARIABLE) not in (None, _ours, _usual()):
+    named = os.environ.get(VARIABLE)
+    if named not in (None, _ours) and named != _usual():
         return None
     folder = _private_folder()
     if folder is None:

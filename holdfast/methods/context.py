@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator
 from holdfast.aggregators.reduction import Reduction
 from holdfast.aggregators.similarity import Lengths
+from holdfast.core.device import on_host, to_device
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.generators import relay
 from holdfast.core.guard import Guarded
@@ -135,7 +136,11 @@ class Context(Guarded):
             rows, ids = up.is_client, up.ids[up.is_client]
             counts = up["count"][rows] if "count" in up.fields else None
             seen = replace(self, reference=start, buffers=up["buffers"][rows], counts=counts, refused=refused)
-            judging = detector.judge(_under(state, place), seen, up["update"][rows] + start, ids)
+            models = up["update"][rows] + start
+            if not detector.works_on_device():
+                models, buffers = models.cpu(), up["buffers"][rows].cpu()
+                seen = replace(seen, reference=start.cpu(), buffers=buffers)
+            judging = detector.judge(_under(state, place), seen, models, ids)
             judged = yield from self.timer.steps("detect", judging)
             state = _without(state, place) | {f"{place}{k}": v for k, v in judged.state.items()}
             scored |= {f"{name}/{k}": (v, ids) for k, v in judged.scores.items()}
@@ -239,8 +244,12 @@ class Context(Guarded):
         scaled = self.server_lr * aggregate
         if self.server is None:
             return scaled, state
-        move, own = self.server.step(scaled, _under(state, OPTIMIZER))
-        return move, _without(state, OPTIMIZER) | {f"{OPTIMIZER}{k}": v for k, v in own.items()}
+        own = _under(state, OPTIMIZER)
+        if not self.server.works_on_device():
+            scaled, own = scaled.cpu(), on_host(own)
+        move, own = self.server.step(scaled, own)
+        state = _without(state, OPTIMIZER) | {f"{OPTIMIZER}{k}": v for k, v in own.items()}
+        return to_device(move, aggregate.device), state
 
     def priors(self, up: Uplink) -> Tensor:
         """Weights before any rule: each client's share of the reported samples, or equal ones."""

@@ -34,8 +34,8 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def rounds_weights(layer: nn.Module) -> bool:
-    """Whether the layer computes with its own parameters in bfloat16. Normalisation layers take theirs as they
-    are, and of a table only rows are read."""
+    """Whether the layer computes with its own parameters in bfloat16. Normalisation layers take theirs as
+    they are, and of a table only rows are read."""
     tables = (nn.Embedding, nn.EmbeddingBag, HashedEmbedding)
     return bool(layer._parameters) and not isinstance(layer, (*NORMS, *tables)) and not _is_wide(layer)
 

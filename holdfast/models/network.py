@@ -9,7 +9,7 @@ refuses. What is drawn by functions inside a forward pass, as in attention, is i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TypeVar
@@ -130,10 +130,10 @@ class Network:
         """Within this context the model and its loss compute with this precision."""
         return computing(self.module, self.head_name, device, precision)
 
-    def computed_with(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+    def computed_with(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return parameters as layers compute with them, within `computing`."""
         if not rounding():
-            return params
+            return dict(params)
         return {name: rounded(p) if name in self._rounded_names else p for name, p in params.items()}
 
     @cached_property

@@ -39,7 +39,7 @@ def own_formulas_asked() -> bool:
 
 def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """F.group_norm with statistics in float32."""
-    out: Tensor = _GroupNorm.apply(x, weight, bias, groups, eps)[0]  # type: ignore[no-untyped-call]
+    out: Tensor = _GroupNorm.apply(x, weight, bias, groups, eps)[0]
     return out
 
 
@@ -48,7 +48,7 @@ def masked_batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise by the statistics of the samples whose mask is 1; return also the mean and the biased
     variance of each channel, without gradients."""
-    out: tuple[Tensor, Tensor, Tensor] = _BatchNorm.apply(x, mask, weight, bias, eps)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, Tensor, Tensor] = _BatchNorm.apply(x, mask, weight, bias, eps)
     return out
 
 

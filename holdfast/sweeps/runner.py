@@ -29,6 +29,7 @@ from holdfast.experiment.config import Config
 from holdfast.experiment.extension import extend
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import is_sweep, manifest_of, read_manifest, warn_of_objects
+from holdfast.experiment.planner import start_device
 from holdfast.experiment.runner import (
     MakeEngine,
     RunCallbacks,
@@ -145,6 +146,7 @@ def _work(task: _Task, shard: tuple[int, int]) -> list[RunStatus]:
     if wanted:
         if folder.groups():
             warn_of_objects(folder.path, wanted[0].config)
+        start_device(task.device or wanted[0].config.engine.device)
         samples = shared_samples([place.config for place in wanted])
         built = [_built(place, store) for place, store in zip(wanted, samples, strict=True)]
         with ExitStack() as locks:

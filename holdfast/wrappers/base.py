@@ -91,6 +91,9 @@ class Wrapped(Aggregator):
     def assumed(self, n: int) -> int:
         return self.inner.assumed(n)
 
+    def works_on_device(self) -> bool:
+        return self.by.works_on_device() and self.inner.works_on_device()
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         return self.by.reduce(self.inner, x, w, state, ctx)
 

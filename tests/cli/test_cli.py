@@ -169,6 +169,7 @@ def test_options_are_settings(cli: Callable[..., Answer], tmp_path: Path) -> Non
         "plan": "loop",
         "device": "cpu",
         "memory": "300MB",
+        "server": "auto",
         "threads": 1,
         "workers": 2,
         "precision": "bf16",

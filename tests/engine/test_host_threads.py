@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.engine.host_threads import each, host_threads, joined, on_host
+from holdfast.core.device import on_host
+from holdfast.engine.host_threads import each, host_threads, joined
 from holdfast.experiment import runner
 from holdfast.experiment.config import make_config
 from holdfast.results.run import Run

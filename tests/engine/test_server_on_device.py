@@ -3,19 +3,29 @@ the host's, and counts what crosses. Clients train on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.attacks.base import View
+from holdfast.attacks.lie import Lie
+from holdfast.core.keys import Key
+from holdfast.core.types import Round, Schema, State, Steps, Uplink
+from holdfast.detectors.base import Detector, Judgement
 from holdfast.engine.client_stack import ClientStack
 from holdfast.experiment import runner
 from holdfast.methods import fedgc
-from holdfast.storage import store
-from holdfast.storage.store import PreparedRound
+from holdfast.methods.averaging import Averaging
+from holdfast.methods.context import Context
+from holdfast.methods.fedavg import FedAvg
+from holdfast.server_optimizers.base import ServerOptimizer, Step
+from holdfast.storage.host_copy import HostCopy
 from tests.checks.method_cases import hard
 from tests.helpers import assert_same, built_in, everything, run_all
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
@@ -42,8 +52,7 @@ def servers_on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]
         correction = fedgc.correction
         patch.setattr(fedgc, "correction", corrected_on_host)
         uncounted(ClientStack, "perform")
-        uncounted(store, "_pack")
-        uncounted(PreparedRound, "copy")
+        uncounted(HostCopy, "__init__")
         patch.setattr(runner, "home_of", lambda plan, device: gpu.device)
         yield gpu
 
@@ -104,3 +113,66 @@ def test_experiments_are_attacked_screened_and_aggregated_together(
         started.append(sum(gpu.started.values()))
         reads.append(gpu.reads)
     assert started[1] < 2 * started[0] and reads[1] < 2 * reads[0]
+
+
+class OwnRule(Aggregator):
+    """As a user would write it, for tensors of the host."""
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        seen = state.get("seen", torch.zeros(1)) + 1
+        return Reduced(torch.from_numpy((x.numpy() * w.numpy()[:, None]).sum(0)), w, {"seen": seen})
+
+
+class OwnLie(Lie):
+    """Changes an attack of Holdfast, and says nothing of devices."""
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
+        return {"update": view.known("update").mean(0) * torch.full((1,), 3.0, dtype=torch.float64)}
+
+
+class OwnDetector(Detector):
+    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
+        yield from ()
+        far = (models - ctx.reference).numpy().std(1)
+        return Judgement(state, {}, {"far": torch.from_numpy(far)})
+
+
+class OwnOptimizer(ServerOptimizer):
+    def step(self, aggregate: Tensor, state: State) -> Step:
+        before = state.get("before", torch.zeros(len(aggregate), dtype=torch.float64))
+        return Step(aggregate + 0.5 * before, {"before": aggregate})
+
+
+class OwnServer(Averaging):
+    """It would mix tensors of the host and the device."""
+
+    def round(self, state: State, ctx: Context) -> Round:
+        state, verdict = yield from super().round(state, ctx)
+        return state | {"model": state["model"] + torch.zeros(ctx.wire.size)}, verdict
+
+
+class OwnMethod(FedAvg):
+    Server = OwnServer
+
+
+OWN = {
+    "parts": {
+        "aggregator": OwnRule(),
+        "attack": OwnLie(fraction=0.3),
+        "detectors": [OwnDetector()],
+        "server": OwnOptimizer(),
+    },
+    "method": {"aggregator": {"name": "median"}, "attack": OwnLie(fraction=0.3), "method": OwnMethod()},
+}
+
+
+@pytest.mark.parametrize("own", list(OWN))
+def test_parts_of_a_user_are_handed_tensors_of_the_host(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [hard("ditto", engine={"plan": "vmap"}) | OWN[own] | {"seed": seed} for seed in (0, 1)]
+    there = run_all(tables, tmp_path / "host")
+    with servers_on_device(monkeypatch):
+        here = run_all(tables, tmp_path / "device")
+    for one, other in zip(there, here, strict=True):
+        assert_same(everything(one), everything(other), 1e-10)

@@ -55,7 +55,7 @@ def begin(given: Config, out: Path) -> None:
 def resume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the manifest alone; measuring a plan again would be a mistake."""
     with monkeypatch.context() as patch:
-        patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        patch.setattr(planner, "choosing", lambda *args: pytest.fail("the plan was measured again"))
         session.resume(out)
 
 

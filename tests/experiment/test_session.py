@@ -165,7 +165,7 @@ def test_plan_rows_and_threads_come_from_the_manifest(
 
     (tmp_path / "run" / "head.json").unlink()  # play it all again
     monkeypatch.setattr(Simulator, "exchange", look)
-    monkeypatch.setattr(planner, "choose", lambda *args: pytest.fail("measured again"))
+    monkeypatch.setattr(planner, "choosing", lambda *args: pytest.fail("measured again"))
     before = torch.get_num_threads()
     session.resume(tmp_path / "run")
     assert {(plan.name, plan.rows, threads) for plan, threads in seen} == {("vmap", 3, 2)}

@@ -12,13 +12,15 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.experiment import planner
+from holdfast.experiment.loop import Experiment
 from holdfast.local import compiled_code, device_trials, measured_plans
 from holdfast.local.fit import Recipe
 from holdfast.local.measured_plans import Entry, Measured
 from holdfast.local.plan import Plan
-from holdfast.local.plan_choice import _Trial
+from holdfast.local.plan_choice import Forecast, _Trial
 from holdfast.models.network import Network
-from tests.helpers import deal, random_samples, starts
+from tests.helpers import deal, random_samples, starts, tiny
 
 MICRO = {"captured-loop": 200.0, "captured-vmap": 60.0, "compiled-vmap": 30.0}
 LONG = 1e7  # steps of clients, for which compiling pays
@@ -154,3 +156,37 @@ def test_a_trial_makes_the_program_that_the_run_needs() -> None:
     short = whole._short(Plan("compiled-vmap"), 2)
     assert short == replace(whole.recipe, steps=2, lr=1e-6)
     assert whole._short(Plan("vmap"), 2).momentum == 0.0
+
+
+def test_programs_of_several_networks_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All captured plans are tried first; then the compiler gets the steps of both networks, all sizes of
+    each, before any compiled plan is tried."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        device_trials, "compile_ahead", lambda jobs: seen.append([job[0].operations.digest for job in jobs])
+    )
+
+    class Noted(Timed):
+        def seconds(self, plan: Plan, rows: int, steps: int) -> float:
+            seen.append(plan.name)
+            return super().seconds(plan, rows, steps)
+
+    plans = {name: Plan(name, sizes=(3, 6)) for name in MICRO}  # type: ignore[arg-type]
+    trials = {
+        str(width): device_trials.measured(plans, Noted(width), 6, LONG, (6, 3), torch.device("cpu"), "")
+        for width in (3, 4)
+    }
+    found = device_trials.all_finished(trials)
+    assert all(dict(one.times) == pytest.approx(MICRO) for one in found.values())
+    (place,) = [i for i, what in enumerate(seen) if isinstance(what, list)]
+    assert len(set(seen[place])) == 2 * 2
+    assert set(seen[:place]) == {"captured-loop", "captured-vmap"} and set(seen[place + 1 :]) == {
+        "compiled-vmap"
+    }
+
+
+def test_the_announcement_says_where_remembered_times_come_from(tmp_path: Path) -> None:
+    forecast = Forecast(Plan("captured-vmap"), {"captured-vmap": 60.0}, 0, "measured on 2026-11-18; delete F")
+    said = planner.sentence(forecast, [Experiment(tiny(), tmp_path / "run")], 1, cost=False)
+    times = "captured-vmap 60 us; measured on 2026-11-18; delete F"
+    assert said == f"plan captured-vmap, 1 thread (per client step: {times})"

@@ -90,7 +90,7 @@ def status_words(statuses: list[Any]) -> list[str]:
 
 
 def no_training(patch: pytest.MonkeyPatch) -> None:
-    for owner, name in ((planner, "choose"), (Simulator, "exchange"), (Experiment, "__init__")):
+    for owner, name in ((planner, "choosing"), (Simulator, "exchange"), (Experiment, "__init__")):
         patch.setattr(
             owner, name, lambda *args, **kwargs: pytest.fail("something was built, measured or trained")
         )
@@ -141,7 +141,7 @@ def check_resumed(
 ) -> None:
     with monkeypatch.context() as patch:
         if list(out.glob("groups/*.json")):
-            patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
+            patch.setattr(planner, "choosing", lambda *args: pytest.fail("the plan was measured again"))
         statuses = (
             resume_sweep(out) if again == "resume" and (out / "sweep.json").exists() else sweep(cells, out)
         )
@@ -218,7 +218,7 @@ def test_a_sweep_killed_before_all_manifests_were_written_continues(
     ]  # as if that had been measured then
     (tmp_path / "cut" / "groups" / "000.json").write_text(json.dumps(group))
     with monkeypatch.context() as patch:
-        patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        patch.setattr(planner, "choosing", lambda *args: pytest.fail("the plan was measured again"))
         statuses = resume_sweep(tmp_path / "cut")
     assert status_words(statuses) == ["finished", "finished", "failed", "finished"]
     assert json.loads((folders(tmp_path / "cut")[3] / "manifest.json").read_text())["plan"]["rows"] == 3
@@ -234,7 +234,7 @@ def test_finished_cells_are_not_built_again(tmp_path: Path, monkeypatch: pytest.
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "s").rglob("*")} == before
     (folders(tmp_path / "s")[1] / "result.json").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        patch.setattr(planner, "choosing", lambda *args: pytest.fail("the plan was measured again"))
         patch.setattr(Simulator, "exchange", lambda *args: pytest.fail("a committed round ran again"))
         assert sweep(cells, tmp_path / "s") == first
 
@@ -287,7 +287,7 @@ def test_runs_and_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_sweep_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "choose", lambda *args: 1 / 0)
+    monkeypatch.setattr(planner, "choosing", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sweep(cells_of(seed=[0, 1]), tmp_path / "s")
     assert not (tmp_path / "s").exists()
