@@ -4,7 +4,7 @@ and on a device, send what each sends alone on the CPU."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import pytest
 import torch
