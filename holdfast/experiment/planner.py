@@ -252,6 +252,7 @@ def sentence(forecast: Forecast, experiments: list[Experiment], threads: int, co
         if plan.workers == 1
         else f"{plan.workers} worker processes of 1 thread"
     )
+    where += ", servers on the GPU" if plan.server == "device" else ""
     expect = (
         f"expect about {max(seconds, 0.1):.1f} s of training and {max(forecast.memory // 10**6, 1)} MB for a"
         " stack"
