@@ -7,6 +7,7 @@ host starts a few large kernels in place of many small ones. On a CPU each is co
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
@@ -60,13 +61,25 @@ def answered(
         groups.setdefault(place if key is None else (type(computation), key), []).append(place)
     answers: dict[int, Any] = {}
     left: list[int] = []
+    failed: list[tuple[list[int], Exception]] = []
     for places in groups.values():
         found = _together([computations[place] for place in places]) if len(places) > 1 else None
-        if found is None:
-            left += places
-        else:
+        if isinstance(found, list):
             answers.update(zip(places, found, strict=True))
+            continue
+        left += places
+        if found is not None:
+            failed.append((places, found))
     answers.update(zip(left, each(_attempt, [computations[place] for place in left]), strict=True))
+    for places, error in failed:
+        if not any(isinstance(answers[place], Exception) for place in places):
+            name = type(computations[places[0]]).__name__
+            warnings.warn(
+                f"{len(places)} experiments are computed one by one, because their {name} together failed:"
+                f" {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     return [answers[place] for place in range(len(computations))]
 
 
@@ -117,14 +130,14 @@ def in_lockstep(
     return [ended[place] for place in range(len(several))]
 
 
-def _together(computations: list[Computation]) -> list[Any] | None:
-    """The results of computations that are alike; None where they have to be computed one by one, also after
-    an error, so that only the experiment at fault stops."""
+def _together(computations: list[Computation]) -> list[Any] | Exception | None:
+    """The results of computations that are alike; None, or an error, where they have to be computed one by
+    one, so that only the experiment at fault stops."""
     began = time.perf_counter()
     try:
         found = computations[0].together(computations[1:])
-    except Exception:
-        return None
+    except Exception as error:
+        return error
     for computation in computations:
         _note(computation, (time.perf_counter() - began) / len(computations))
     return found

@@ -163,22 +163,25 @@ def _run_to_end(
 def _turn(drivers: Sequence[RunDriver], answers: Sequence[Any]) -> None:
     """Let all go on to their next exchange, commit or end. What their servers compute on the way is computed
     together."""
-    each(
-        lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
-        list(zip(drivers, answers, strict=True)),
-    )
-    asking = [driver for driver in drivers if isinstance(driver.waiting, Computation)]
-    if not asking:
-        return
-    wanted = [driver.waiting for driver in asking if isinstance(driver.waiting, Computation)]
+    while drivers:
+        each(
+            lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
+            list(zip(drivers, answers, strict=True)),
+        )
+        drivers = [driver for driver in drivers if isinstance(driver.waiting, Computation)]
+        answers = _computed([driver.waiting for driver in drivers if isinstance(driver.waiting, Computation)])
+        for driver, answer in zip(drivers, answers, strict=True):
+            if isinstance(answer, Exception):
+                driver.fail(answer)
+
+
+def _computed(wanted: list[Computation]) -> list[Any]:
+    """The answers to computations, or the errors that they ended with."""
     found = answered(wanted, each)
     if any(isinstance(answer, torch.OutOfMemoryError) for answer in found):
         forget()  # programs for training hold most of a GPU's memory; they are made again
         found = answered(wanted, each, batch=False)
-    for driver, answer in zip(asking, found, strict=True):
-        if isinstance(answer, Exception):
-            driver.fail(answer)
-    _turn(asking, found)
+    return found
 
 
 def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:

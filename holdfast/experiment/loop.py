@@ -91,7 +91,7 @@ class Experiment:
         self.privacy = PrivacyAccount.of(config.privacy, self.run_context)
         self.meter = Meter(self.rule.quiet)
         self.finished: dict[str, Any] | None = None
-        self._start: Tensor | None = None
+        self._start: dict[torch.device, Tensor] = {}
 
     @property
     def rounds(self) -> int:
@@ -165,9 +165,9 @@ class Experiment:
     def _first(self) -> Tensor:
         """The start model where the server computes; it travels there once."""
         home = self.run_context.home
-        if self._start is None or self._start.device != home:
-            self._start = to_device(self.initial, home)
-        return self._start
+        if home not in self._start:  # "cuda" is not equal to the "cuda:0" of the tensors there
+            self._start = {home: to_device(self.initial, home)}
+        return self._start[home]
 
     def _metered(self, steps: Steps) -> Steps:
         """Pass the exchanges of a round on: number them, lose some replies where the config asks for it, and

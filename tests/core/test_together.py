@@ -52,6 +52,16 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
     assert made == ["2 alone", "3 alone"]
 
 
+class OnlyAlone(Square):
+    def together(self, others: Sequence[Any]) -> list[int] | None:
+        raise RuntimeError("not together")
+
+
+def test_a_fault_of_the_form_for_several_is_told() -> None:
+    with pytest.warns(RuntimeWarning, match="2 experiments .* OnlyAlone together failed: RuntimeError: not"):
+        assert answered([OnlyAlone(number, []) for number in (2, 3)], batch=True) == [4, 9]
+
+
 def steps(numbers: Sequence[int], made: list[str]) -> Generator[Computation, Any, int]:
     total = 0
     for number in numbers:
