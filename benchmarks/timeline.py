@@ -49,11 +49,24 @@ PARTS = {
     "client half": ("holdfast.engine.client_task:perform",),
     "training": ("holdfast.local.client:fit",),
     "evaluation": ("holdfast.engine.client_task:_measure", "holdfast.evaluation.metrics:of_round"),
-    "copied to the host": ("holdfast.engine.host_threads:on_host",),
+    "copied to the host": ("holdfast.core.device:on_host",),
     "replies shared out": ("holdfast.engine.simulator:Simulator._scatter",),
-    "attacks": ("holdfast.attacks.adversary:Adversary.poison",),
-    "screening": ("holdfast.core.screening:screen",),
-    "servers": ("holdfast.engine.lockstep:RunDriver.turn",),
+    "attacks": (
+        "holdfast.attacks.replies:NewRows.alone",
+        "holdfast.attacks.replies:NewRows.together",
+        "holdfast.attacks.replies:Written.alone",
+        "holdfast.attacks.replies:Written.together",
+    ),
+    "screening": ("holdfast.core.screening:screen", "holdfast.core.screening:screen_together"),
+    "servers": (
+        "holdfast.engine.lockstep:RunDriver.turn",
+        "holdfast.aggregators.reduction:Reduction.alone",
+        "holdfast.aggregators.reduction:Reduction.together",
+        "holdfast.aggregators.similarity:Cosines.alone",
+        "holdfast.aggregators.similarity:Cosines.together",
+        "holdfast.aggregators.similarity:Lengths.alone",
+        "holdfast.aggregators.similarity:Lengths.together",
+    ),
     "round written down": ("holdfast.experiment.records:prepare_round",),
     "commit": (
         "holdfast.storage.store:write_all",
@@ -274,7 +287,7 @@ def lane_name(thread: str) -> str:
     pool, _, number = thread.rpartition("_")
     if pool == "holdfast-hand" and number.isdigit():
         return f"host thread {int(number) + 1}"
-    return "writer thread" if "writ" in thread.lower() else thread
+    return "saving thread" if pool == "holdfast-commit" else thread
 
 
 def host_lanes(recorder: Recorder, start: float, end: float) -> dict[str, list[Span]]:
