@@ -129,8 +129,8 @@ class EngineSettings(Section):
     device: str = setting("cpu", "cpu, cuda or cuda:1")
     memory: str = setting(
         "auto",
-        "bound on a stack of training clients, as 2GB; auto: 2GB on a CPU, four fifths of what is free on"
-        " a GPU",
+        "bound on a stack of training clients, as 2GB; auto: 2GB on a CPU, of what is free on a GPU four"
+        " fifths, or three where servers compute on it too",
     )
     server: Literal["auto", "host", "device"] = setting(
         "auto",
