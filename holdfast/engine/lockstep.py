@@ -29,7 +29,8 @@ from holdfast.storage.write_behind import WriteBehind
 
 class Engine(Protocol):
     """What answers exchanges: the simulator, or a Flower server with real clients. One with a true
-    `writes_behind` may be asked for the next round while a round is still being committed."""
+    `writes_behind` may be asked for the next round while a round is still being committed; one with a true
+    `replies_on_device` leaves what clients send there, and is given models that are there."""
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
 
@@ -142,6 +143,7 @@ def _run_to_end(
     after: Callable[[RunDriver], None],
     commits: Commits,
 ) -> None:
+    answers: list[Uplink | None]
     for driver in drivers:
         _turn([driver], [None])
         after(driver)
@@ -150,11 +152,12 @@ def _run_to_end(
         now = [driver for driver in drivers if driver.waiting is not None and driver.place() == behind]
         if behind[1] == 2:
             commits.commit(now)
-            answers: list[Uplink | None] = [None] * len(now)
+            answers = [None] * len(now)
         else:
             answers = _exchange(engine, now)
             commits.arrived()
         _turn(now, answers)
+        answers = []  # a GPU has no room for what was sent beside the next exchange
         for driver in now:
             after(driver)
     commits.arrived(within=None)
@@ -163,22 +166,20 @@ def _run_to_end(
 def _turn(drivers: Sequence[RunDriver], answers: Sequence[Any]) -> None:
     """Let all go on to their next exchange, commit or end. What their servers compute on the way is computed
     together."""
-    each(
-        lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
-        list(zip(drivers, answers, strict=True)),
-    )
-    asking = [driver for driver in drivers if isinstance(driver.waiting, Computation)]
-    if not asking:
-        return
-    wanted = [driver.waiting for driver in asking if isinstance(driver.waiting, Computation)]
-    found = answered(wanted, each)
-    if any(isinstance(answer, torch.OutOfMemoryError) for answer in found):
-        forget()  # programs for training hold most of a GPU's memory; they are made again
-        found = answered(wanted, each, batch=False)
-    for driver, answer in zip(asking, found, strict=True):
-        if isinstance(answer, Exception):
-            driver.fail(answer)
-    _turn(asking, found)
+    while drivers:
+        each(
+            lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
+            list(zip(drivers, answers, strict=True)),
+        )
+        drivers = [driver for driver in drivers if isinstance(driver.waiting, Computation)]
+        wanted = [driver.waiting for driver in drivers if isinstance(driver.waiting, Computation)]
+        answers = answered(wanted, each)
+        if any(isinstance(answer, torch.OutOfMemoryError) for answer in answers):
+            forget()  # programs for training hold most of a GPU's memory; they are made again
+            answers = answered(wanted, each, batch=False)
+        for driver, answer in zip(drivers, answers, strict=True):
+            if isinstance(answer, Exception):
+                driver.fail(answer)
 
 
 def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:

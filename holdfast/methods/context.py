@@ -106,6 +106,13 @@ class Context(Guarded):
     counts: Tensor | None = None
     """While detectors judge: the numbers of samples that the judged clients report, where they do."""
 
+    def on_host(self) -> Context:
+        """The same with its tensors in the host's memory."""
+        names = ("initial", "head", "reference", "buffers")
+        held = {name: value for name in names if (value := getattr(self, name)) is not None}
+        changes: dict[str, Any] = dict(on_host(held))
+        return replace(self, **changes)
+
     def ask(
         self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor
     ) -> Exchange:
@@ -138,8 +145,7 @@ class Context(Guarded):
             seen = replace(self, reference=start, buffers=up["buffers"][rows], counts=counts, refused=refused)
             models = up["update"][rows] + start
             if not detector.works_on_device():
-                models, buffers = models.cpu(), up["buffers"][rows].cpu()
-                seen = replace(seen, reference=start.cpu(), buffers=buffers)
+                models, seen = models.cpu(), seen.on_host()
             judging = detector.judge(_under(state, place), seen, models, ids)
             judged = yield from self.timer.steps("detect", judging)
             state = _without(state, place) | {f"{place}{k}": v for k, v in judged.state.items()}
