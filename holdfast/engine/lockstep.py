@@ -22,7 +22,7 @@ from holdfast.engine.host_threads import each
 from holdfast.engine.run_context import Call, RunContext
 from holdfast.engine.workers import WorkerLost
 from holdfast.local.per_client import TrainedApart
-from holdfast.local.programs import forget
+from holdfast.local.programs import forget, with_room
 from holdfast.storage.store import PreparedRound, commit_all
 from holdfast.storage.write_behind import WriteBehind
 
@@ -175,6 +175,7 @@ def _turn(drivers: Sequence[RunDriver], answers: Sequence[Any]) -> None:
         wanted = [driver.waiting for driver in drivers if isinstance(driver.waiting, Computation)]
         answers = answered(wanted, each)
         if any(isinstance(answer, torch.OutOfMemoryError) for answer in answers):
+            answers = []  # errors keep what the attempt had made
             forget()  # programs for training hold most of a GPU's memory; they are made again
             answers = answered(wanted, each, batch=False)
         for driver, answer in zip(drivers, answers, strict=True):
@@ -185,9 +186,11 @@ def _turn(drivers: Sequence[RunDriver], answers: Sequence[Any]) -> None:
 def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
     """Answer all at once; if that fails, one by one, so that only the experiment that cannot go on stops.
     After the loss of a worker process all are answered together once more, since one by one their last bits
-    could differ."""
+    could differ; so are they where a GPU's memory ran out, without the memory of programs."""
     try:
         try:
+            if getattr(engine, "replies_on_device", False):
+                return with_room(lambda: _together(engine, now))
             return _together(engine, now)
         except WorkerLost as lost:
             warnings.warn(f"{lost}; its round goes on with new ones", RuntimeWarning, stacklevel=2)
