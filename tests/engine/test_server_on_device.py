@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,7 +144,9 @@ class OwnLie(Lie):
 
 class OwnDetector(Detector):
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
-        yield from ()
+        sent = torch.cat([ctx.reference, ctx.buffers[0]])
+        up = yield replace(ctx.ask("train", sent, ids[:1]), discard_state=True)
+        models = models + 0 * up["update"]
         change = models - ctx.reference + 0 * ctx.initial[: models.shape[1]]
         far = change[:, ctx.head].numpy().std(1)
         return Judgement(state, {}, {"far": torch.from_numpy(far)})
