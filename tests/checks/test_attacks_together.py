@@ -206,6 +206,7 @@ def test_an_attack_that_writes_to_replies_is_found_together_and_on_a_device() ->
     class Vandal(SignFlip):
         """Spoils what is sent."""
 
+        on_device = True  # else it would be given copies on the host
         knows: Any = "everyone"
 
         def together(self, task: str, schema: Schema, views: Views) -> dict[str, Tensor]:
