@@ -27,7 +27,7 @@ from holdfast.local.client import Local, Received
 from holdfast.local.fit import Recipe
 from holdfast.local.per_client import Settings, handed
 from holdfast.local.plan import Plan
-from holdfast.local.programs import forget
+from holdfast.local.programs import with_room
 
 PASSES = "privacy/passes"
 """Under DP-SGD, a field beside those of the schema, which is not sent: passes over the data and steps."""
@@ -53,11 +53,8 @@ class ClientStack:
         local = self.local(calls)
         task = self._task(calls, local, known, stored)
         with deterministic_math(self.device, local.plan.precision):
-            try:
-                state, fields = perform(first.rule, local, task)
-            except torch.OutOfMemoryError:
-                forget()  # programs of other networks may hold what is missing; nothing was changed yet
-                state, fields = perform(first.rule, local, task)
+            # programs of other networks may hold what is missing; nothing was changed by then
+            state, fields = with_room(lambda: perform(first.rule, local, task))
         if local.passes is not None and exchange.task not in (EVALUATE, SCORE):
             fields = {**fields, PASSES: local.passes}
         return None if exchange.discard_state else state, fields

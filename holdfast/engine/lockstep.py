@@ -22,14 +22,15 @@ from holdfast.engine.host_threads import each
 from holdfast.engine.run_context import Call, RunContext
 from holdfast.engine.workers import WorkerLost
 from holdfast.local.per_client import TrainedApart
-from holdfast.local.programs import forget
+from holdfast.local.programs import forget, with_room
 from holdfast.storage.store import PreparedRound, commit_all
 from holdfast.storage.write_behind import WriteBehind
 
 
 class Engine(Protocol):
     """What answers exchanges: the simulator, or a Flower server with real clients. One with a true
-    `writes_behind` may be asked for the next round while a round is still being committed."""
+    `writes_behind` may be asked for the next round while a round is still being committed; one with a true
+    `replies_on_device` leaves what clients send there, and is given models that are there."""
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
 
@@ -142,6 +143,7 @@ def _run_to_end(
     after: Callable[[RunDriver], None],
     commits: Commits,
 ) -> None:
+    answers: list[Uplink | None]
     for driver in drivers:
         _turn([driver], [None])
         after(driver)
@@ -150,11 +152,12 @@ def _run_to_end(
         now = [driver for driver in drivers if driver.waiting is not None and driver.place() == behind]
         if behind[1] == 2:
             commits.commit(now)
-            answers: list[Uplink | None] = [None] * len(now)
+            answers = [None] * len(now)
         else:
             answers = _exchange(engine, now)
             commits.arrived()
         _turn(now, answers)
+        answers = []  # a GPU has no room for what was sent beside the next exchange
         for driver in now:
             after(driver)
     commits.arrived(within=None)
@@ -179,6 +182,7 @@ def _computed(wanted: list[Computation]) -> list[Any]:
     """The answers to computations, or the errors that they ended with."""
     found = answered(wanted, each)
     if any(isinstance(answer, torch.OutOfMemoryError) for answer in found):
+        found = []  # errors keep what the attempt had made
         forget()  # programs for training hold most of a GPU's memory; they are made again
         found = answered(wanted, each, batch=False)
     return found
@@ -187,9 +191,11 @@ def _computed(wanted: list[Computation]) -> list[Any]:
 def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
     """Answer all at once; if that fails, one by one, so that only the experiment that cannot go on stops.
     After the loss of a worker process all are answered together once more, since one by one their last bits
-    could differ."""
+    could differ; so are they where a GPU's memory ran out, without the memory of programs."""
     try:
         try:
+            if getattr(engine, "replies_on_device", False):
+                return with_room(lambda: _together(engine, now))
             return _together(engine, now)
         except WorkerLost as lost:
             warnings.warn(f"{lost}; its round goes on with new ones", RuntimeWarning, stacklevel=2)

@@ -44,7 +44,7 @@ class Replies:
         for name in staying:
             value = to_device(sent[name].detach(), self.home)
             if not start and len(value) == self.ends[-1]:
-                self._whole[name] = value
+                self._whole[name] = self._of_its_own(value)
                 continue
             if name not in self._whole:
                 self._whole[name] = value.new_empty(self.ends[-1], *value.shape[1:])
@@ -64,6 +64,13 @@ class Replies:
         end = self.ends[place]
         rows = slice(end - len(self.calls[place].exchange.to), end)
         return {**self._own[place], **{name: value[rows] for name, value in self._whole.items()}}
+
+    def _of_its_own(self, value: Tensor) -> Tensor:
+        """The field in memory that attackers may write to: rows of its own, and not those of the models that
+        the clients were sent, which a client that changes nothing may hand back."""
+        value = value.contiguous()  # a part of whole models, say, would keep all of them
+        sent = {call.exchange.bank.untyped_storage()._cdata for call in self.calls}
+        return value.clone() if value.untyped_storage()._cdata in sent else value
 
     def _stays(self, name: str) -> bool:
         return self.home.type != "cpu" and name in self.schema and self.schema[name].kind in LARGE

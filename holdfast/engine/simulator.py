@@ -33,7 +33,7 @@ from holdfast.engine.client_stack import PASSES, ClientStack, TaskResult
 from holdfast.engine.client_task import EVALUATE, schema_of
 from holdfast.engine.device_rows import DeviceRows, read_rows
 from holdfast.engine.host_threads import each
-from holdfast.engine.replies import Replies
+from holdfast.engine.replies import LARGE, Replies
 from holdfast.engine.run_context import Call
 from holdfast.engine.worker_dispatch import WorkerDispatch
 from holdfast.engine.workers import can_fork
@@ -74,6 +74,8 @@ class Simulator:
     device: torch.device = torch.device("cpu")
     writes_behind: ClassVar[bool] = True
     """A round is written while the next one trains: no client of a simulation has to know that it counts."""
+    replies_on_device: ClassVar[bool] = True
+    """What clients send may stay on the device that trains, where servers compute on it, too."""
     clients: ClientStack = field(init=False)
     _rows: DeviceRows | None = field(init=False, default=None)
     """What keeps private rows between rounds, where that is not the disk alone."""
@@ -233,7 +235,8 @@ class Simulator:
         asked: list[int] = []
         for place, call in enumerate(calls):
             if not len(call.exchange.to):
-                answers[place] = empty_uplink(schemas[place], call.run_context.network.dtype)
+                context = call.run_context
+                answers[place] = empty_uplink(schemas[place], context.network.dtype, context.home)
             elif call.exchange.task != EVALUATE:
                 asked.append(place)
         caps = [call.run_context.norm_cap for call in calls]
@@ -286,10 +289,13 @@ def without_unused_models(exchange: Exchange) -> Exchange:
     )
 
 
-def empty_uplink(schema: Schema, dtype: torch.dtype) -> Uplink:
-    """The reply of a cohort without clients."""
+def empty_uplink(schema: Schema, dtype: torch.dtype, home: torch.device | str = "cpu") -> Uplink:
+    """The reply of a cohort without clients; its fields are where those of a cohort with clients are."""
     fields = {
-        name: torch.zeros(0, *field.shape, dtype=field.dtype or dtype) for name, field in schema.items()
+        name: torch.zeros(0, *field.shape, dtype=field.dtype or dtype).to(
+            home if field.kind in LARGE else "cpu"
+        )
+        for name, field in schema.items()
     }
     return Uplink(torch.zeros(0, dtype=torch.int64), fields)
 

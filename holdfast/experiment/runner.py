@@ -132,7 +132,8 @@ def run_together(
         watch.planned(experiments)
         for experiment, plan in zip(experiments, terms.plans, strict=True):
             experiment.network.module.to(device)
-            if experiment.method.works_on_device():
+            # nodes of a federation send tensors of the host, whatever the server's own data is trained on
+            if experiment.method.works_on_device() and getattr(engine, "replies_on_device", False):
                 experiment.run_context.home = home_of(plan, device)
         drive(engine, drivers, lambda driver: watch.moved(by_context[id(driver.run_context)]), note)
     return drivers

@@ -141,6 +141,7 @@ class ShortRoundEngine(Simulator):
     _noted: Any = field(default_factory=lambda: multiprocessing.Array("d", len(fields(TrainingWork))))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.clients = ShortClientStack(
             self.plans, self.device, lambda round: self.shares[round % 2], self._note
         )

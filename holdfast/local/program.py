@@ -331,7 +331,8 @@ def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
         now.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         # the outer context restores the stream, because a capture that fails may leave its own stream current
-        with torch.cuda.stream(now), torch.cuda.graph(graph):
+        # only this thread's calls count: the one that saves a round may give back pinned memory meanwhile
+        with torch.cuda.stream(now), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             run()
     return graph
 

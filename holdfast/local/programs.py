@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.types import State
+from holdfast.data.federation import Samples
 from holdfast.local.compiled_code import Traced, compiling_anew, has_code
 from holdfast.local.function_identity import HoldsTensors
 from holdfast.local.gradients import Tensors, no_luck
@@ -20,11 +23,13 @@ from holdfast.local.program import Program, Structure
 from holdfast.local.row_numbers import PerRow
 from holdfast.local.stack import Stack
 
+Result = TypeVar("Result")
 _log = logging.getLogger("holdfast.local")
 _MOST = 32  # programs that are kept; each holds its rows' tensors, and all are freed when memory is short
 _programs: OrderedDict[Structure, Program] = OrderedDict()
-_traced: OrderedDict[Structure, Traced] = OrderedDict()
-"""Steps that were traced before a program was asked for."""
+_traced: OrderedDict[Structure, tuple[Samples, Traced]] = OrderedDict()
+"""Steps that were traced before a program was asked for, and the samples that they read: while these are
+kept, no others have their id, by which a structure names them."""
 _refused: dict[Structure, str] = {}
 _said: set[str] = set()
 _count = 0
@@ -174,12 +179,12 @@ def _made(structure: Structure, stack: Stack) -> Program:
     Programs run one after the other but do not share scratch memory: with a shared pool (PyTorch 2.11, H200),
     the first training by a compiled bf16 program computed wrong gradients for some rows. The cause is not
     known; `benchmarks/equal_plans.py` shows it."""
-    traced, kept = _traced.pop(structure, None), structure.compiled and has_code()
+    _, traced = _traced.pop(structure, (None, None))
+    kept = structure.compiled and has_code()
     try:
-        return Program(structure, stack, traced)
+        return with_room(lambda: Program(structure, stack, traced))
     except torch.OutOfMemoryError:
-        forget()
-        return Program(structure, stack, traced)
+        raise
     except Exception:
         if not kept:
             raise
@@ -192,14 +197,24 @@ def traced(stack: Stack, size: int, plan: Plan) -> Traced | None:
     try:
         structure = Structure.of(stack, size, plan.name, plan.precision)
         if structure not in _traced:
-            _traced[structure] = Traced.of(Program(structure, stack, ready=False).traced())
+            step = Traced.of(Program(structure, stack, ready=False).traced())
+            _traced[structure] = stack.samples, step
     except HoldfastError:
         raise
     except Exception:  # the reason is logged when the program is made
         return None
     if len(_traced) > _MOST:
         _traced.popitem(last=False)
-    return _traced[structure]
+    return _traced[structure][1]
+
+
+def with_room(work: Callable[[], Result]) -> Result:
+    """Do it; where memory runs out, once more without the memory of all programs. By then the error is gone,
+    which would keep what the first attempt had made."""
+    with suppress(torch.OutOfMemoryError):
+        return work()
+    forget()
+    return work()
 
 
 def _refusal(reason: str) -> CannotReplay:
@@ -225,5 +240,7 @@ def forget(network: str | None = None, but: str | None = None) -> None:
     for structure in list(_programs):
         if network in (None, structure.signature) and structure.plan != but:
             del _programs[structure]
+    if network is None:
+        _traced.clear()  # they keep samples
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

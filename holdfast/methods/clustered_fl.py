@@ -109,10 +109,7 @@ class ClusteredServer(ServerRule):
     method: ClusteredFl
 
     def init(self, ctx: Context) -> State:
-        no_ids, none = (
-            torch.zeros(0, dtype=torch.int64),
-            torch.zeros(1, ctx.wire.parameters, dtype=ctx.initial.dtype),
-        )
+        no_ids, none = torch.zeros(0, dtype=torch.int64), ctx.initial.new_zeros(1, ctx.wire.parameters)
         still = torch.zeros(1, dtype=torch.float64)
         return Tree(
             ctx.initial[None].clone(), torch.full((1, 2), -1), none, still, no_ids, no_ids, {}
@@ -192,7 +189,7 @@ class ClusteredServer(ServerRule):
         ):
             return None
         part = torch.ones_like(moved)
-        part[moved] = bipartition(update[moved], clients.ids[moved])
+        part[moved] = bipartition(update[moved], clients.ids[moved]).cpu()
         return part if float(cosines(update)[part & moved][:, ~part].max()) <= method.across else None
 
 

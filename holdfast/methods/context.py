@@ -106,6 +106,13 @@ class Context(Guarded):
     counts: Tensor | None = None
     """While detectors judge: the numbers of samples that the judged clients report, where they do."""
 
+    def on_host(self) -> Context:
+        """The same with its tensors in the host's memory."""
+        names = ("initial", "head", "reference", "buffers")
+        held = {name: value for name in names if (value := getattr(self, name)) is not None}
+        changes: dict[str, Any] = dict(on_host(held))
+        return replace(self, **changes)
+
     def ask(
         self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor
     ) -> Exchange:
@@ -137,10 +144,11 @@ class Context(Guarded):
             counts = up["count"][rows] if "count" in up.fields else None
             seen = replace(self, reference=start, buffers=up["buffers"][rows], counts=counts, refused=refused)
             models = up["update"][rows] + start
-            if not detector.works_on_device():
-                models, buffers = models.cpu(), up["buffers"][rows].cpu()
-                seen = replace(seen, reference=start.cpu(), buffers=buffers)
-            judging = detector.judge(_under(state, place), seen, models, ids)
+            if detector.works_on_device():
+                judging = detector.judge(_under(state, place), seen, models, ids)
+            else:
+                own_state = on_host(_under(state, place))
+                judging = _with_replies_on_host(detector.judge(own_state, seen.on_host(), models.cpu(), ids))
             judged = yield from self.timer.steps("detect", judging)
             state = _without(state, place) | {f"{place}{k}": v for k, v in judged.state.items()}
             scored |= {f"{name}/{k}": (v, ids) for k, v in judged.scores.items()}
@@ -268,6 +276,16 @@ def memory_of(state: Mapping[str, Tensor], place: int = 0) -> State:
     """The memory of the method's own detector at this place, for a method that needs it before the replies
     are judged."""
     return _under(state, f"{OWN}{place}/")
+
+
+def _with_replies_on_host(steps: Steps[T]) -> Steps[T]:
+    """The same generator, for which what clients send is in the host's memory."""
+
+    def ask(request: Any) -> Steps[Any]:
+        reply = yield request
+        return reply.on_host() if isinstance(reply, Uplink) else reply
+
+    return (yield from relay(steps, ask))
 
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> State:

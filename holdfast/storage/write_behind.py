@@ -38,6 +38,9 @@ class WriteBehind:
         if any(one.round == 0 for one in ready) or sum(one.size() for one in ready) > most_behind():
             return False
         copies = each(PreparedRound.copy, ready)  # complete: the other thread makes no call to a GPU
+        for one in copies:
+            if one.rows is not None:
+                one.rows.keep()  # what the round replaced itself is not written; from now on nothing changes
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-commit")
         self._ready, self._commit = copies, self._thread.submit(write_all, copies)

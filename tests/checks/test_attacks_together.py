@@ -4,7 +4,7 @@ and on a device, send what each sends alone on the CPU."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -206,7 +206,7 @@ def test_an_attack_that_writes_to_replies_is_found_together_and_on_a_device() ->
     class Vandal(SignFlip):
         """Spoils what is sent."""
 
-        on_device: ClassVar[bool] = True
+        on_device = True  # else it would be given copies on the host
         knows: Any = "everyone"
 
         def together(self, task: str, schema: Schema, views: Views) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.together import Computation
 from holdfast.core.types import Uplink
 from holdfast.engine import lockstep
 from holdfast.engine.lockstep import RunDriver, drive
@@ -40,6 +41,11 @@ def driver(name: str, rounds: int, fails_in: int | None = None, first: int = 1) 
     return RunDriver(run_context, run_case())
 
 
+class One(Computation):
+    def alone(self) -> int:
+        return 1
+
+
 class Behind(Idle):
     writes_behind = True
 
@@ -69,3 +75,18 @@ def test_a_failure_is_reported_once_the_others_have_committed_its_round(
     drive(engine, drivers, failed=lambda fallen: events.append(f"{fallen.run_context.label} failed"))
     assert events == ["a1", "b1", "c1", "a2", "c2", "b failed", "a3", "c3", "d failed", "c failed"]
     assert {p.run_context.label: p.result for p in drivers} == {"a": "a", "b": None, "c": None, "d": None}
+
+
+def test_a_server_may_ask_for_any_number_of_computations_in_a_row() -> None:
+    """One for each of many clusters, say: each is a step of a loop, not a call inside the one before."""
+
+    def steps() -> Generator[Computation, Any, int]:
+        total = 0
+        for _ in range(3000):
+            total += yield One()
+        return total
+
+    run_context: Any = SimpleNamespace(label="", round=0)
+    alone = RunDriver(run_context, steps())
+    drive(Idle(), [alone])
+    assert (alone.result, alone.error) == (3000, None)

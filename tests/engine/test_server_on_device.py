@@ -3,9 +3,11 @@ the host's, and counts what crosses. Clients train on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +21,21 @@ from holdfast.core.keys import Key
 from holdfast.core.types import Round, Schema, State, Steps, Uplink
 from holdfast.detectors.base import Detector, Judgement
 from holdfast.engine.client_stack import ClientStack
+from holdfast.engine.replies import Replies
+from holdfast.engine.run_context import Call
+from holdfast.engine.simulator import Simulator
 from holdfast.experiment import runner
+from holdfast.forecast.short_rounds import ShortRoundEngine
+from holdfast.local.plan import Plan
 from holdfast.methods import fedgc
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.context import Context
 from holdfast.methods.fedavg import FedAvg
 from holdfast.server_optimizers.base import ServerOptimizer, Step
 from holdfast.storage.host_copy import HostCopy
+from holdfast.sweeps.session import start
 from tests.checks.method_cases import hard
-from tests.helpers import assert_same, built_in, everything, run_all
+from tests.helpers import assert_same, built_in, everything, run_all, tiny
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
 
 
@@ -74,6 +82,10 @@ CASES = {name: case(name) for name in built_in("method")} | {
     "fedcom, gradient": case("fedcom", signal="gradient", order="sequential"),
     "fedas, authors": case("fedas", variant="authors"),
     "c-pfl, previous": case("c-pfl", missing_mass="previous"),
+    "clustered-fl, cuts": case("clustered-fl", eps1=10.0, eps2=0.0, across=1.0) | {"data": {"clients": 8}},
+    "fedcap, nobody answers": case("fedcap") | {"train": {"rounds": 4, "dropout": 0.8}},
+    "fedfomo, nobody answers": case("fedfomo") | {"train": {"rounds": 4, "dropout": 0.7}},
+    "c-pfl, nobody answers": case("c-pfl") | {"train": {"rounds": 4, "participation": 0.6, "dropout": 0.8}},
 }
 
 
@@ -132,8 +144,11 @@ class OwnLie(Lie):
 
 class OwnDetector(Detector):
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
-        yield from ()
-        far = (models - ctx.reference).numpy().std(1)
+        sent = torch.cat([ctx.reference, ctx.buffers[0]])
+        up = yield replace(ctx.ask("train", sent, ids[:1]), discard_state=True)
+        models = models + 0 * up["update"]
+        change = models - ctx.reference + 0 * ctx.initial[: models.shape[1]]
+        far = change[:, ctx.head].numpy().std(1)
         return Judgement(state, {}, {"far": torch.from_numpy(far)})
 
 
@@ -176,3 +191,47 @@ def test_parts_of_a_user_are_handed_tensors_of_the_host(
         here = run_all(tables, tmp_path / "device")
     for one, other in zip(there, here, strict=True):
         assert_same(everything(one), everything(other), 1e-10)
+
+
+class Other:
+    """An engine that says nothing of devices, as that of a federation, whose nodes send tensors of the
+    host."""
+
+    def __init__(self, plans: Mapping[str, Plan], device: torch.device):
+        self.inner = Simulator(plans, device)
+
+    def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
+        ups = self.inner.exchange(calls)
+        assert all(value.device.type == "cpu" for up in ups for value in up.fields.values())
+        assert all(call.exchange.bank.device.type == "cpu" for call in calls)
+        return ups
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_servers_compute_on_the_host_where_the_engine_says_nothing_of_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with servers_on_device(monkeypatch) as gpu:
+        start([("", tiny(**CASES["fedcap"]))], tmp_path / "run", engine=Other)
+    assert not gpu.started
+
+
+def test_attackers_never_write_into_the_models_that_clients_were_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that changes nothing may hand back rows of the bank, or one row for all."""
+    monkeypatch.setattr(Replies, "_stays", lambda self, name: True)
+    bank = torch.zeros(1, 3)
+    for clients in (1, 2):
+        asked: Any = SimpleNamespace(exchange=SimpleNamespace(to=torch.arange(clients), bank=bank))
+        replies = Replies([asked], {}, torch.device("cpu"), None)
+        replies.take({"buffers": bank.expand(clients, -1)[:, 1:]})
+        replies.of(0)["buffers"][0] = 1.0
+        assert replies.of(0)["buffers"].sum() == 2 and not bank.any()
+
+
+def test_a_forecast_keeps_private_rows_where_the_run_does() -> None:
+    with pretended_gpu() as gpu:
+        assert type(ShortRoundEngine({}, gpu.device)._rows) is type(Simulator({}, gpu.device)._rows)

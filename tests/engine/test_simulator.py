@@ -19,6 +19,7 @@ from holdfast.engine.run_context import join, take
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment.build import shared_samples
 from holdfast.experiment.loop import Experiment
+from holdfast.local import programs
 from holdfast.local.per_client import plain
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
@@ -278,6 +279,6 @@ def test_out_of_memory_frees_programs_and_tries_again(
 
     honest = client_stack.perform
     monkeypatch.setattr(client_stack, "perform", short)
-    monkeypatch.setattr(client_stack, "forget", lambda: forgotten.append(True))
+    monkeypatch.setattr(programs, "forget", lambda: forgotten.append(True))
     assert_same(everything(simulate(method="ditto")), whole, 0)
     assert forgotten and all(a is b for a, b in zip(tried[0], tried[1], strict=True))

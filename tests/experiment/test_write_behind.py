@@ -7,7 +7,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,10 @@ from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.manifest import run_folders
 from holdfast.results.run import Run
 from holdfast.storage import write_behind
-from holdfast.storage.store import Store
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.host_copy import HostCopy
+from holdfast.storage.store import PreparedRound, Store
+from holdfast.storage.write_behind import WriteBehind
 from holdfast.sweeps import session
 from tests.experiment.kills import bits, digits, in_child, table, was_killed
 
@@ -192,3 +197,28 @@ def test_a_round_too_large_for_copies_is_committed_before_the_next(
     monkeypatch.setattr(write_behind, "most_behind", lambda: 1000)
     session.start(cells(True), tmp_path / "run")
     assert threads == {"MainThread"}
+
+
+def test_what_is_written_does_not_change_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round without evaluation whose second exchange replaces rows of the first: the records of these are
+    forgotten before the other thread looks at what is to be written."""
+    rows, seen = RowStore(tmp_path), []
+    for stamp in (1.0, 2.0):
+        rows.keep()
+        rows.stage_copy(torch.tensor([0, 1]), HostCopy({"own": torch.full((2, 3), stamp)}), 0)
+
+    class AtOnce:
+        def __init__(self, *_: Any, **__: Any): ...
+
+        def submit(self, *_: Any) -> Future[None]:
+            seen.append(dict(rows.unwritten))
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+    monkeypatch.setattr(write_behind, "ThreadPoolExecutor", AtOnce)
+    store: Any = SimpleNamespace()
+    assert WriteBehind().begin([PreparedRound(store, 1, rows)], lambda work, items: [*map(work, items)])
+    assert seen == [rows.unwritten] and len(rows.unwritten) == 2

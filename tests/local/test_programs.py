@@ -5,7 +5,9 @@ On a CPU a program runs as it stands; what a compiler would be given is traced h
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,8 +18,9 @@ from torch import Tensor, nn
 
 from holdfast.local import device_trials, plan_choice, program, programs
 from holdfast.local.augment import Augment
-from holdfast.local.fit import Recipe, fit
+from holdfast.local.fit import Recipe, fit, stack_of
 from holdfast.local.losses import Batch
+from holdfast.local.per_client import training
 from holdfast.local.plan import Plan
 from holdfast.local.program import Program
 from holdfast.models import batched_convolution
@@ -383,3 +386,41 @@ def test_a_model_that_cannot_be_stacked_is_trained_one_by_one(monkeypatch: pytes
         for name in ("captured-loop", "captured-vmap", "compiled-vmap")
     }  # type: ignore[arg-type]
     assert list(measured(plans, trial, 1e9, rows=2)) == ["captured-loop"]
+
+
+def test_a_second_attempt_has_the_memory_of_the_first() -> None:
+    """An error keeps all that the functions it passed through had made."""
+    made: list[weakref.ref[Tensor]] = []
+
+    def work() -> str:
+        if made:
+            assert made[0]() is None
+            return "done"
+        held = torch.ones(3)
+        made.append(weakref.ref(held))
+        raise torch.OutOfMemoryError("none left")
+
+    assert programs.with_room(work) == "done"
+
+
+def test_a_step_that_was_traced_reads_the_samples_of_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Structures name samples by their id, which others may get once these are gone."""
+    network, data = network_of(lambda: nn.Linear(3, 3)), deal(random_samples(20), [4, 5])
+
+    def step(seed: int) -> tuple[int, Tensor]:
+        samples = random_samples(20, seed=seed)
+        with training():
+            stack = stack_of(network, starts(network, 2), samples, data, client_keys(2), RECIPE)
+            traced = programs.traced(stack, 2, COMPILED)
+        assert traced is not None
+        gc.collect()
+        return id(samples), next(held for held in traced.constants if held.shape == samples.x.shape)
+
+    ids = set()
+    for seed in range(5):
+        place, read = step(seed)
+        ids.add(place)
+        assert read.equal(random_samples(20, seed=seed).x)
+    assert len(ids) == 5
+    programs.forget()
+    assert not programs._traced
