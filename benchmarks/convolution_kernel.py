@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def main() -> None:
     options.add_argument("--out", type=Path, help="a JSON file")
     options.add_argument("--device", default="cuda", choices=("cuda", "cpu", "h200"))
     options.add_argument("--parts", nargs="*", default=list(LIMITS), choices=list(LIMITS))
+    options.add_argument("--precisions", nargs="*", choices=("tf32", "bf16"), help="only these")
     asked = options.parse_args()
     if find_spec("triton") is None:
         sys.exit("Triton is not installed: pip install triton (PyTorch for CUDA brings it along)")
@@ -112,6 +114,8 @@ def main() -> None:
     if asked.device == "h200":
         return parts.build_all(report, Setting.of(asked.device))
     setting = Setting.of(asked.device)
+    if asked.precisions:
+        setting = replace(setting, precisions=tuple(asked.precisions))
     slow = asked.device == "cpu"
     if "equality" in asked.parts:
         parts.equality(Part(report, "equality", slow), setting)

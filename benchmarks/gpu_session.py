@@ -121,7 +121,8 @@ def perform(name: str, part: Part, out: Path) -> dict[str, Any]:
     began, code = time.perf_counter(), -1
     with open(out / f"{name}.log", "w") as log:
         try:
-            environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(HERE.parent)}
+            path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
             code = subprocess.run(
                 command, stdout=log, stderr=log, timeout=part.limit, env=environment, check=False
             ).returncode
