@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.core.device import to_device
 from holdfast.core.keys import Key
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Batches of positions in each client's table: `index[t, i]` are the samples of row i at step t, -1 where
-    there is none.
+    there is none; it is on the device that trains.
 
     `steps[i]` is the number of steps of row i and `size[t, i]` the number of real samples, both known to the
     host."""
@@ -33,10 +34,11 @@ def schedule(
     steps: np.ndarray | None = None,
     shuffle: bool = True,
     drop_last: bool = False,
+    device: torch.device | None = None,
 ) -> Schedule:
     """Plan all batches of a local training. Give epochs or steps, one number per row; steps run through as
-    many epochs as they need."""
-    n, longest = len(count), int(count.max(initial=0))
+    many epochs as they need. Only integers are computed, so the order is the same on every device."""
+    device = device or torch.device("cpu")
     per_epoch = count // batch_size if drop_last else -(-count // batch_size)
     if steps is not None:
         total = np.where(per_epoch > 0, steps, 0)
@@ -44,42 +46,35 @@ def schedule(
         assert epochs is not None
         total = per_epoch * epochs
     last = int(total.max(initial=0))
-    index = torch.full((last, n, batch_size), -1, dtype=torch.int64)
-    size = np.zeros((last, n), dtype=np.int64)
-    safe = np.maximum(per_epoch, 1)
+    t, safe = np.arange(last)[:, None], np.maximum(per_epoch, 1)
+    kept, batch = t < total, t % safe
+    size = np.where(kept, np.minimum(count - batch * batch_size, batch_size), 0)
     rounds = int((-(-total // safe)).max(initial=0))
-    width = int(per_epoch.max(initial=0)) * batch_size
-    valid = torch.arange(longest) < torch.from_numpy(count)[:, None]
+    orders = _orders(key, count, int(per_epoch.max(initial=0)) * batch_size, rounds, shuffle, device)
+    # the place of each batch's first position among all orders; of a step that is not taken, of any other
+    first = ((t // safe).clip(max=max(rounds - 1, 0)) * len(count) + np.arange(len(count))) * orders.shape[-1]
+    places = to_device(torch.from_numpy(first + batch * batch_size), device)[..., None]
+    found = orders.flatten()[places + torch.arange(batch_size, device=device)]
+    taken = to_device(torch.from_numpy(kept), device)[..., None]
+    return Schedule(found.where(taken, -1), total, size)
+
+
+def _orders(
+    key: Key, count: np.ndarray, width: int, rounds: int, shuffle: bool, device: torch.device
+) -> Tensor:
+    """[rounds, n, width]: for each epoch each row's own positions in shuffled order, then -1. Narrower than
+    the longest row where its last, smaller batch is dropped."""
+    n, longest = len(count), int(count.max(initial=0))
+    out = torch.full((rounds, n, width), -1, dtype=torch.int64, device=device)
+    inside, position = min(width, longest), torch.arange(longest, device=device).expand(n, longest)
+    valid = position < to_device(torch.from_numpy(count), device)[:, None]
+    keys = Key(to_device(key.bits, device))
     for epoch in range(rounds):
-        order = _order(key.fold("batches", epoch), valid, shuffle)
-        batches = _fit_width(order, width).view(n, -1, batch_size)
-        row, batch = np.nonzero(np.arange(batches.shape[1]) < per_epoch[:, None])
-        step = epoch * per_epoch[row] + batch
-        kept = step < total[row]
-        row, batch, step = row[kept], batch[kept], step[kept]
-        index[torch.from_numpy(step), torch.from_numpy(row)] = batches[
-            torch.from_numpy(row), torch.from_numpy(batch)
-        ]
-        size[step, row] = np.minimum(count[row] - batch * batch_size, batch_size)
-    return Schedule(index, total, size)
-
-
-def _order(key: Key, valid: Tensor, shuffle: bool) -> Tensor:
-    """[n, longest]: each row's own positions in shuffled order, then -1."""
-    n, longest = valid.shape
-    position = torch.arange(longest).expand(n, longest)
-    if shuffle:
-        last = torch.iinfo(torch.int64).max
-        drawn = torch.where(valid, key.to("cpu").hash(longest), last)
-        # stable: padding stands behind the real positions and stays there, even behind one whose hash is the
-        # largest number
-        position = torch.argsort(drawn, dim=1, stable=True)
-    count = valid.sum(1, keepdim=True)
-    return torch.where(torch.arange(longest) < count, position, -1)
-
-
-def _fit_width(order: Tensor, width: int) -> Tensor:
-    n, longest = order.shape
-    if longest >= width:
-        return order[:, :width]
-    return torch.cat([order, torch.full((n, width - longest), -1, dtype=torch.int64)], dim=1)
+        order = position
+        if shuffle:
+            drawn = keys.fold("batches", epoch).hash(longest).where(valid, torch.iinfo(torch.int64).max)
+            # stable: padding stands behind the real positions and stays there, even behind one whose hash is
+            # the largest number
+            order = drawn.argsort(dim=1, stable=True)
+        out[epoch, :, :inside] = order.where(valid, -1)[:, :inside]
+    return out

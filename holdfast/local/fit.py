@@ -129,6 +129,7 @@ def stack_of(
         None if recipe.steps is None else _host(recipe.steps, clients),
         recipe.shuffle,
         recipe.drop_last,
+        model.device,
     )
     aux = with_privacy(aux, recipe, key, model, step is not None)
     return Stack.of(network, model, samples, data, key, recipe, order, pull, trainable, aux, step, state)

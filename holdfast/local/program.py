@@ -24,7 +24,7 @@ from holdfast.local.function_identity import identity, same
 from holdfast.local.gradients import Stacked, Tensors, apply_step
 from holdfast.local.losses import Batch
 from holdfast.local.per_sample import stacked_gradients
-from holdfast.local.row_numbers import is_zero
+from holdfast.local.row_numbers import is_zero, laid_out_as
 from holdfast.local.stack import Stack
 from holdfast.local.update import Update
 from holdfast.models.batched_convolution import DECOMPOSITIONS, as_products
@@ -187,11 +187,19 @@ class Program:
         if not self.structure.alone:
             with as_products():
                 return _traced(self._step, self.memory)
-        inputs = self._inputs_alone()
         try:
-            return _traced(partial(self._gradients_alone, innermost=True), *inputs)
+            self._lay_out(torch.channels_last)
+            return _traced(partial(self._gradients_alone, innermost=True), *self._inputs_alone())
         except RuntimeError:  # a user's x.view(len(x), -1) depends on PyTorch's own order
-            return _traced(self._gradients_alone, *inputs)
+            self._lay_out(torch.contiguous_format)
+            return _traced(self._gradients_alone, *self._inputs_alone())
+
+    def _lay_out(self, order: torch.memory_format) -> None:
+        """Put the tensors of the single row's convolutions into this order in memory: cuDNN reads weights and
+        returns their gradients with channels innermost, and would copy both in every step."""
+        for name, value in self.memory.items():
+            if value.ndim == 5:
+                self.memory[name] = value[0].contiguous(memory_format=order)[None]
 
     def _advance(self) -> Callable[[], None]:
         compiles = self.structure.compiled and self.structure.device.type == "cuda"
@@ -260,7 +268,9 @@ class Program:
                 )
         else:
             grads, value, fresh = gradients(params, buffers, batch, dropout)
-            self._update(own).apply([params[name] for name in s.wanted], grads)
+            moved = [params[name] for name in s.wanted]
+            grads = [laid_out_as(grad, param) for grad, param in zip(grads, moved, strict=True)]
+            self._update(own).apply(moved, grads)
         for name, tensor in fresh.items():
             buffers[name].copy_(tensor)
         self.memory["losses"][0].add_(value.detach())

@@ -47,6 +47,17 @@ def arranged(tensor: Tensor, like: Tensor) -> Tensor:
     )
 
 
+def laid_out_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor with the strides of another of its shape, also along axes of length 1: lists of tensors
+    are added in one operation only if those agree."""
+    if tensor.stride() == like.stride():
+        return tensor
+    wide = [place for place, length in enumerate(like.shape) if length > 1]
+    if all(tensor.stride(place) == like.stride(place) for place in wide):
+        return tensor.as_strided(like.shape, like.stride())
+    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def per_row(value: PerRow | int, rows: int, device: torch.device) -> PerRow:
     """Return a plain number where all rows have the same (the fast path), else float64[rows]. Fewer values
     than rows are repeated, because a client may train several models."""

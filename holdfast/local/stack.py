@@ -135,6 +135,10 @@ class Stack:
 
     def trained(self) -> tuple[list[str], bool]:
         """Return the names of the tensors that training changes, and whether it changes some only in part."""
+        return self._trained
+
+    @cached_property
+    def _trained(self) -> tuple[list[str], bool]:
         chosen = [s for s in self.network.layout.slots if bool(self.mask[..., s.start : s.stop].any())]
         return [s.name for s in chosen], not all(bool(self.mask[..., s.start : s.stop].all()) for s in chosen)
 
@@ -227,15 +231,15 @@ class Stack:
     def positions(self, rows: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return [steps, m, B] positions in each row's own table and which of them are real, and [m, 1] the
         client that owns the table."""
-        owner, device = self.owner(rows), self.model.device
-        position = to_device(self.order.index[:steps, owner], device)
+        owner = to_device(self.owner(rows), self.model.device)
+        position = self.order.index[:steps, owner]
         # padding repeats the first sample of the batch: another sample could have an infinite loss, and
         # infinity times a mask of 0 is NaN
         real = position >= 0
         return (
             torch.where(real, position, position[..., :1].clamp(min=0)),
             real,
-            to_device(owner, device)[:, None],
+            owner[:, None],
         )
 
     def padded(self, rows: Tensor, active: list[int]) -> Iterator[Batch]:
@@ -286,7 +290,7 @@ class Stack:
         ready = ready if ready is None else self.network.ordered(ready)
         ones = torch.ones(self.recipe.batch_size, dtype=dtype, device=device)
         aux = {name: value[row] for name, value in self.aux.items()}
-        index = self.order.index[:, owner].to(device)
+        index = self.order.index[:, owner]
         # entries beyond a batch's size, where the index is -1, are not used
         labels = self.data.labels[owner][index]
         for t in range(int(self.order.steps[owner])):

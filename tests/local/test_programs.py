@@ -239,6 +239,27 @@ def test_a_single_clients_step_can_be_traced() -> None:
     torch.testing.assert_close(want[1], got[1], rtol=0, atol=1e-12)
 
 
+def test_a_single_clients_weights_lie_as_cudnn_reads_them_and_train_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    samples = random_samples(40, (2, 12, 12))
+    network, data = network_of(images), deal(samples, [8, 3])
+    recipe, model = replace(RECIPE, momentum=0.5, weight_decay=0.01), starts(network, 2)
+    want = train(network, model, samples, data, recipe, LOOP).model
+    advance = Program._advance
+
+    def as_on_a_gpu(own: Program) -> Any:
+        traced = own.traced()
+        monkeypatch.setattr(own, "_gradients_alone", traced)
+        return advance(own)
+
+    monkeypatch.setattr(Program, "_advance", as_on_a_gpu)
+    got = train(network, model, samples, data, recipe, Plan("compiled-loop")).model
+    (ready,) = kept()
+    assert ready.memory["params.0.weight"][0].is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
 def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_MOST", 2)
     samples = random_samples(20)
