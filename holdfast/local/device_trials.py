@@ -14,6 +14,7 @@ from holdfast.core.device import deterministic_math
 from holdfast.core.errors import RunError
 from holdfast.local.compile_ahead import Job, compile_ahead
 from holdfast.local.compiled_code import Traced
+from holdfast.local.lanes import lanes
 from holdfast.local.measured_plans import Entry, Measured
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget, refusals
@@ -82,14 +83,14 @@ def measured(
     with _as_in_the_run(plans, device):
         for name in plans:
             if name != _COMPILED:
-                _try(plans, name, trial, rows, times)
+                _try(plans, name, trial, rows, times, device)
     wanted = _wanted(plans, times, client_steps)
     if _COMPILED in wanted:
         if times:
             forget(signature)  # while another network is tried, programs of this one would hold memory
         yield jobs(trial, plans[_COMPILED], device)
         with _as_in_the_run(plans, device):
-            _try(plans, _COMPILED, trial, rows, times)
+            _try(plans, _COMPILED, trial, rows, times, device)
     if not times:  # no plan can be captured
         with _as_in_the_run(plans, device):
             times["loop"] = 1e6 * trial.seconds(
@@ -117,10 +118,17 @@ def _wanted(plans: Mapping[str, Plan], times: Mapping[str, float], client_steps:
     return {name for name in plans if name != _COMPILED or compiles}
 
 
-def _try(plans: Mapping[str, Plan], name: str, trial: Trial, rows: int, times: dict[str, float]) -> None:
+def _try(
+    plans: Mapping[str, Plan],
+    name: str,
+    trial: Trial,
+    rows: int,
+    times: dict[str, float],
+    device: torch.device,
+) -> None:
     """Measure a plan, unless it cannot run this model; with no other plan, that is an error."""
     plan, before = plans[name], refusals()
-    together = min(rows, plan.together) if plan.stacked else 1
+    together = min(rows, plan.together) if plan.stacked else lanes(rows, device)
     try:
         trial.seconds(plan, together, 1)
         if len(plans) > 1 and refusals() > before:  # the reason is in the log

@@ -20,6 +20,7 @@ from holdfast.local.compile_ahead import compile_ahead
 from holdfast.local.compiled_code import Traced
 from holdfast.local.device_trials import Trials, finished, jobs, measured
 from holdfast.local.fit import Recipe, fit, stack_of
+from holdfast.local.lanes import lanes
 from holdfast.local.measured_plans import Measured
 from holdfast.local.per_client import training
 from holdfast.local.plan import REPLAYED, Plan, PlanName, bounded, bytes_per_row
@@ -143,7 +144,7 @@ def choosing(
         if device.type == "cuda" and plan.name == "compiled-vmap":  # while the others are at work
             compile_ahead(jobs(trial, plan, device, but=asked_for), here=0)
     held = min(rows, plan.rows)
-    together = min(held, plan.together) if plan.stacked else 1
+    together = min(held, plan.together) if plan.stacked else lanes(held, device)
     # bytes of a row before or after it is trained: its models and what it sends
     waiting = 6 * initial.numel() * initial.element_size()
     return Forecast(plan, times, per_row * together + waiting * (held - together), found.sentence())

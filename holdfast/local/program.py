@@ -22,6 +22,7 @@ from holdfast.local.augment import Augment
 from holdfast.local.compiled_code import Traced, compiled
 from holdfast.local.function_identity import identity, same
 from holdfast.local.gradients import Stacked, Tensors, apply_step
+from holdfast.local.lanes import stream_of
 from holdfast.local.losses import Batch
 from holdfast.local.per_sample import stacked_gradients
 from holdfast.local.row_numbers import is_zero, laid_out_as
@@ -63,6 +64,8 @@ class Structure:
     size: int
     plan: str
     precision: Precision
+    lane: int = 0
+    """Its place among programs of one row that replay side by side."""
 
     @property
     def alone(self) -> bool:
@@ -109,10 +112,17 @@ class Structure:
 class Program:
     """A training step with its memory: `load` rows, call `step` for each of their steps, `unload` them."""
 
-    def __init__(self, structure: Structure, stack: Stack, traced: Traced | None = None, ready: bool = True):
-        """`traced` is the step, where it has been traced before; a program that is not made `ready` can only
-        be traced."""
-        self._traced = traced
+    def __init__(
+        self,
+        structure: Structure,
+        stack: Stack,
+        traced: Traced | None = None,
+        ready: bool = True,
+        like: Program | None = None,
+    ):
+        """`traced` is the step, where it has been traced before, and `like` a program with the same step in
+        another lane, whose code is used; a program that is not made `ready` can only be traced."""
+        self._traced, self._like = traced, like
         self.structure, self.samples, self.rule = structure, stack.samples, stack.recipe.optimizer
         network, loss, step = stack.network, stack.recipe.loss, stack.step
         s, slots = structure, {slot.name: slot for slot in network.layout.slots}
@@ -140,16 +150,19 @@ class Program:
         if s.scheduled:
             self.memory["factor"] = room()
         self.memory["now"] = room(2 * s.batch_size + 4, dtype=torch.int64)
+        self._order = torch.contiguous_format
         self._stepper = stacked_gradients(network, loss, s.precision, stack.recipe)
         self._run = apply_step(network, loss, step, s.precision) if step else None
         self.graph: torch.cuda.CUDAGraph | None = None
         if ready:
             self._make_ready()
+            self._like = None
 
     def _make_ready(self) -> None:
         if self.structure.device.type == "cuda":
             self._run_once = self._advance()  # kept: the graph reads tensors that the compiled code may own
-            self.graph = _captured(self._run_once, self.structure.device)
+            lane = stream_of(self.structure.device, self.structure.lane) if self.structure.alone else None
+            self.graph = _captured(self._run_once, self.structure.device, lane)
             self.replay: Callable[[], None] = self.graph.replay
         else:
             self.replay = self._advance()
@@ -197,6 +210,7 @@ class Program:
     def _lay_out(self, order: torch.memory_format) -> None:
         """Put the tensors of the single row's convolutions into this order in memory: cuDNN reads weights and
         returns their gradients with channels innermost, and would copy both in every step."""
+        self._order = order
         for name, value in self.memory.items():
             if value.ndim == 5:
                 self.memory[name] = value[0].contiguous(memory_format=order)[None]
@@ -204,11 +218,14 @@ class Program:
     def _advance(self) -> Callable[[], None]:
         compiles = self.structure.compiled and self.structure.device.type == "cuda"
         if self.structure.alone:
-            gradients = self._gradients_alone
-            if compiles and self._run is None:
+            self._code: Callable[..., Any] = self._gradients_alone
+            if self._like is not None:
+                self._lay_out(self._like._order)
+                self._code = self._like._code
+            elif compiles and self._run is None:
                 traced = Traced.of(self.traced())
-                gradients = compiled(traced, self.structure.device, self.structure.precision)
-            return partial(self._step_alone, gradients)
+                self._code = compiled(traced, self.structure.device, self.structure.precision)
+            return partial(self._step_alone, self._code)
         step: Callable[[Tensors], Tensors] = self._step
         if compiles:
             traced = self._traced or Traced.of(self.traced())
@@ -330,10 +347,12 @@ def _lr(memory: Tensors) -> Tensor:
     return memory["number.lr"] * memory["factor"] if "factor" in memory else memory["number.lr"]
 
 
-def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    """Capture the kernels of one run as a CUDA graph."""
+def _captured(
+    run: Callable[[], None], device: torch.device, stream: torch.cuda.Stream | None = None
+) -> torch.cuda.CUDAGraph:
+    """Capture the kernels of one run as a CUDA graph, on a stream of its own if one is given."""
     with torch.cuda.device(device):
-        aside, now = torch.cuda.Stream(), torch.cuda.current_stream()
+        aside, now = stream or torch.cuda.Stream(), torch.cuda.current_stream()
         aside.wait_stream(now)
         with torch.cuda.stream(aside):
             for _ in range(_WARM_UP):
@@ -342,7 +361,10 @@ def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
         graph = torch.cuda.CUDAGraph()
         # the outer context restores the stream, because a capture that fails may leave its own stream current
         # only this thread's calls count: the one that saves a round may give back pinned memory meanwhile
-        with torch.cuda.stream(now), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.stream(now),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
             run()
     return graph
 

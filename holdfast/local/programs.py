@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from holdfast.data.federation import Samples
 from holdfast.local.compiled_code import Traced, compiling_anew, has_code
 from holdfast.local.function_identity import HoldsTensors
 from holdfast.local.gradients import Tensors, no_luck
+from holdfast.local.lanes import lanes, side_by_side
 from holdfast.local.plan import Plan
 from holdfast.local.program import Program, Structure
 from holdfast.local.row_numbers import PerRow
@@ -92,17 +94,24 @@ def _segments(steps: list[int], plan: Plan) -> Iterator[tuple[int, int]]:
 
 
 def _train_each(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) -> Tensors:
-    """Train one row after the other in a program of one row."""
-    own_luck = no_luck(stack.model.device)
-    program = _program(stack, 1, plan)
+    """Train row after row in programs of one row, on a GPU some of them at the same time."""
+    device = stack.model.device
+    own_luck = no_luck(device)
+    programs = _beside(_program(stack, 1, plan), stack, lanes(len(rows), device))
     steps = stack.order.steps[stack.owner(rows).numpy()].tolist()
-    trained = []
-    for i, count in enumerate(steps):
-        program.load(1, {name: value[i : i + 1] for name, value in tensors.items()})
-        now, factors = stack.written_out(rows[i : i + 1]), stack.factors_of(rows[i : i + 1])
-        for t in range(count):
-            program.step(next(now), None if factors is None else factors[t])
-        trained.append(program.unload(1))
+    factors = stack.factors_of(rows)  # before any lane begins, because all of them read these
+    trained: list[Tensors] = [{} for _ in steps]
+
+    def one_by_one(lane: int, program: Program) -> Iterator[None]:
+        for i in range(lane, len(steps), len(programs)):
+            program.load(1, {name: value[i : i + 1] for name, value in tensors.items()})
+            now = stack.written_out(rows[i : i + 1])
+            for t in range(steps[i]):
+                program.step(next(now), None if factors is None else factors[t, i : i + 1])
+                yield
+            trained[i] = program.unload(1)
+
+    side_by_side([one_by_one(lane, program) for lane, program in enumerate(programs)], device)
     own_luck()
     return tensors | {name: torch.cat([part[name] for part in trained]) for name in trained[0]}
 
@@ -170,6 +179,21 @@ def _program(stack: Stack, size: int, plan: Plan) -> Program:
             _programs.popitem(last=False)
     _programs.move_to_end(structure)
     return _programs[structure]
+
+
+def _beside(first: Program, stack: Stack, count: int) -> list[Program]:
+    """Return a program and its like for further lanes, as many as fit into the memory."""
+    found = [first]
+    for lane in range(1, count):
+        structure = replace(first.structure, lane=lane)
+        if structure not in _programs:
+            try:
+                _programs[structure] = Program(structure, stack, like=first)
+            except torch.OutOfMemoryError:
+                break
+        _programs.move_to_end(structure)
+        found.append(_programs[structure])
+    return found
 
 
 def _made(structure: Structure, stack: Stack) -> Program:

@@ -55,7 +55,9 @@ def laid_out_as(tensor: Tensor, like: Tensor) -> Tensor:
     wide = [place for place, length in enumerate(like.shape) if length > 1]
     if all(tensor.stride(place) == like.stride(place) for place in wide):
         return tensor.as_strided(like.shape, like.stride())
-    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor
+    )
 
 
 def per_row(value: PerRow | int, rows: int, device: torch.device) -> PerRow:

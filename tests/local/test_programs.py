@@ -260,6 +260,30 @@ def test_a_single_clients_weights_lie_as_cudnn_reads_them_and_train_the_same(
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
+def test_clients_that_train_side_by_side_train_as_they_do_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = random_samples(60, (2, 12, 12))
+    network, data = network_of(images), deal(samples, [8, 0, 4, 12, 3])
+    recipe = replace(RECIPE, momentum=0.5, lr=torch.tensor([0.1, 0.2, 0.3, 0.1, 0.2]))
+    model, plan = starts(network, 5), Plan("captured-loop")
+    want = train(network, model, samples, data, recipe, plan)
+    assert len(kept()) == 1
+    monkeypatch.setattr(programs, "lanes", lambda rows, device: min(rows, 3))
+    got = train(network, model, samples, data, recipe, plan)
+    assert [own.structure.lane for own in kept()] == [0, 1, 2]
+    assert torch.equal(got.model, want.model) and torch.equal(got.loss, want.loss)
+
+    programs.forget()
+    made = Program.__init__
+
+    def room_for_one(self: Program, structure: program.Structure, *given: Any, **named: Any) -> None:
+        if structure.lane:
+            raise torch.OutOfMemoryError
+        made(self, structure, *given, **named)
+
+    monkeypatch.setattr(Program, "__init__", room_for_one)
+    assert torch.equal(train(network, model, samples, data, recipe, plan).model, want.model)
+
+
 def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_MOST", 2)
     samples = random_samples(20)
