@@ -143,6 +143,13 @@ class Wire:
     def layout(self, whole: Layout) -> Layout:
         """Where each tensor's travelling entries lie among the parameters that travel; for rules that go
         layer by layer."""
+        return self._own_layout if whole is self.model else self._layout_of(whole)
+
+    @cached_property
+    def _own_layout(self) -> Layout:
+        return self._layout_of(self.model)
+
+    def _layout_of(self, whole: Layout) -> Layout:
         shared = torch.zeros(whole.size, dtype=torch.bool)
         shared[self.index] = True
         slots, start = [], 0

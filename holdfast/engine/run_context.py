@@ -70,7 +70,7 @@ class RunContext:
     round: int = 0
     home: torch.device = torch.device("cpu")
     """Where what clients send is kept, and where the server, attacks and screening compute."""
-    _wire: tuple[int, Wire] | None = field(default=None, init=False, repr=False, compare=False)
+    _wire: tuple[int, Tensor, Wire] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def plan_key(self) -> str:
@@ -81,10 +81,13 @@ class RunContext:
         return f"{self.network.signature} {self.network.dtype} batch {self.recipe.batch_size}{update}"
 
     def wire(self) -> Wire:
-        """What travels in this round."""
+        """What travels in this round; the same object as before where nothing else does."""
         if self._wire is None or self._wire[0] != self.round:
-            self._wire = self.round, Wire.of(self.network.layout, self.rule.shared(self.network, self.round))
-        return self._wire[1]
+            shared, last = self.rule.shared(self.network, self.round), self._wire
+            same = last is not None and torch.equal(last[1], shared)
+            wire = last[2] if last is not None and same else Wire.of(self.network.layout, shared)
+            self._wire = self.round, shared, wire
+        return self._wire[2]
 
     def lr(self) -> float:
         """The learning rate of this round."""

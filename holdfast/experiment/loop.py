@@ -14,6 +14,7 @@ from torch import Tensor
 
 from holdfast.attacks.adversary import Adversary
 from holdfast.core.device import to_device
+from holdfast.core.flat import Wire
 from holdfast.core.generators import Steps, relay
 from holdfast.core.keys import Key
 from holdfast.core.together import Computation
@@ -92,6 +93,7 @@ class Experiment:
         self.meter = Meter(self.rule.quiet)
         self.finished: dict[str, Any] | None = None
         self._start: dict[torch.device, Tensor] = {}
+        self._heads: tuple[Wire, torch.device, Tensor] | None = None
 
     @property
     def rounds(self) -> int:
@@ -145,7 +147,6 @@ class Experiment:
         available = self.participation.available(round)
         cohort = self.participation.cohort(round, available)
         wire = self.run_context.wire()
-        head = wire.pack(self.network.head)[: wire.parameters] if self.network.head_name else None
         return Context(
             round=round,
             cohort=cohort,
@@ -159,8 +160,16 @@ class Experiment:
             server_lr=train.server_lr,
             server=self.parts.server,
             weighting=self.parts.aggregator.weights,
-            head=None if head is None else to_device(head, self.run_context.home),
+            head=self._head(wire) if self.network.head_name else None,
         )
+
+    def _head(self, wire: Wire) -> Tensor:
+        """bool: which of the parameters that travel belong to the head, where the server computes."""
+        home = self.run_context.home
+        if self._heads is None or self._heads[0] is not wire or self._heads[1] != home:
+            head = wire.pack(self.network.head)[: wire.parameters]
+            self._heads = wire, home, to_device(head, home)
+        return self._heads[2]
 
     def _first(self) -> Tensor:
         """The start model where the server computes; it travels there once."""

@@ -9,8 +9,8 @@ from functools import cache
 
 import torch
 
-MOST = 4
-"""Programs side by side; more did not make ResNet18 faster on an H200, and each holds its activations."""
+MOST = 6
+"""Programs side by side. Each holds its activations; on an H200 the sixth made ResNet18 2 to 5 % faster."""
 
 
 def lanes(rows: int, device: torch.device) -> int:
