@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.stacked_convolution.layer import Shape
 
 from benchmarks.stacked_convolution.checks import by_taps, by_torch, numbers, spread, winners
-from benchmarks.stacked_convolution.layer import Shape
 
 ROOT = Path(__file__).parents[2]
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

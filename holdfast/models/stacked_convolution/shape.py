@@ -73,8 +73,10 @@ class Blocks(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """The most bytes of a multiprocessor's memory that the factors of a product need."""
-        return 4 * (self.channels + self.across) * self.inner * self.stages
+        """The most bytes of a multiprocessor's memory that a program needs: for the factors of the products
+        that are under way, or to write results down in another order."""
+        factors = (self.channels + self.across) * self.inner * self.stages
+        return 4 * max(factors, self.channels * self.across)
 
     def __str__(self) -> str:
         marks = f"{' turned' * self.turned}{f' in {self.splits} parts' if self.splits > 1 else ''}"
