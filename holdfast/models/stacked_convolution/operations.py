@@ -26,9 +26,9 @@ def _operation(name: str, tensors: str) -> Any:
 
 @_operation("convolve", "Tensor x, Tensor weight, Tensor? bias")
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *about: Any) -> Tensor:
+    own = _choice(about)
     from . import kernels
 
-    own = _choice(about)
     bias = None if bias is None else bias.contiguous()
     return kernels.forward(arranged(x, not own.shape.samples), weight.contiguous(), bias, own)
 
@@ -40,9 +40,9 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, *about: Any) -> Tensor:
 
 @_operation("gradient_of_weights", "Tensor x, Tensor g")
 def _of_weights(x: Tensor, g: Tensor, *about: Any) -> Tensor:
+    own = _choice(about)
     from . import kernels
 
-    own = _choice(about)
     return kernels.of_weights(arranged(x, not own.shape.samples), arranged(g, True), own)
 
 
@@ -54,9 +54,10 @@ def _(x: Tensor, g: Tensor, *about: Any) -> Tensor:
 
 @_operation("gradient_of_images", "Tensor g, Tensor weight")
 def _of_images(g: Tensor, weight: Tensor, *about: Any) -> Tensor:
+    own = _choice(about)
     from . import kernels
 
-    return kernels.of_images(arranged(g, True), weight.contiguous(), _choice(about))
+    return kernels.of_images(arranged(g, True), weight.contiguous(), own)
 
 
 @_of_images.register_fake
