@@ -101,6 +101,7 @@ class Setting:
 
     @classmethod
     def of(cls, device: str) -> Setting:
+        half: tuple[Precision, ...] = ("tf32", "bf16", "bf16-activations")
         if device != "cpu":
             works = {work.name: work for work in WORKS}
             steps = works["cifar-48x20"], works["cifar-20"]
@@ -109,13 +110,11 @@ class Setting:
                 for (layer, kind), more in TRIED.items()
             }
             counts, modes = ((960, 20), (960, 100)), ("tf32", "bf16")
-            return cls(
-                device, FEDCAP, tried, NETWORKS, *counts, modes, (*modes, "bf16-activations"), steps, 7, 0.03
-            )
+            return cls(device, FEDCAP, tried, NETWORKS, *counts, modes, half, steps, 7, 0.03)
         tried = {key: (_ON_A_CPU, _ON_A_CPU._replace(turned=True)) for key in TRIED}
         images = {"name": "synthetic", "shape": (1, 28, 28)}
         work = Work("tiny", {"name": "fedcap-cnn"}, images, clients=2, samples=2, batch_size=2)
-        return cls(device, TINY, tried, TINY, (2,), (2,), ("tf32",), ("tf32",), (work,), 1, 0.0)
+        return cls(device, TINY, tried, TINY, (2,), (2,), ("tf32",), half, (work,), 1, 0.0)
 
     def only(self, precisions: list[Precision] | None, works: list[str] | None) -> Setting:
         """The same for some precisions and works; none: for all."""

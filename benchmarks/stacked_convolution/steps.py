@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _EXACT = 1e-5  # sums in float32 in another order, where a device rounds no factors
+_CUT = 2.5  # factors that are cut off have errors twice as large, root mean square, as rounded ones
 
 
 def step(part: Part, setting: Setting) -> None:
@@ -70,7 +71,7 @@ def _step(part: Part, setting: Setting, work: Work, precision: Precision, name: 
             "usual": distance(added(products, works["products"]), wanted),
         }
         row = {"work": work.name, "precision": precision, "clients": work.clients, "kernels": used}
-        equal = far["error"] <= max(1.5 * far["usual"], _EXACT)
+        equal = far["error"] <= max(_CUT * far["usual"], _EXACT)
         compared(part, name, works, setting, **row, **far, equal=equal)
 
 

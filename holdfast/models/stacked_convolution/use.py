@@ -84,6 +84,8 @@ def _room(device: torch.device) -> tuple[int, str]:
     """Return how much memory of a multiprocessor a program can have, and why kernels cannot be used."""
     if find_spec("triton") is None:
         return 0, "Triton is not installed"
+    if torch.version.hip is not None:
+        return 0, "kernels were not measured on GPUs of AMD"
     about = torch.cuda.get_device_properties(device)
     if (about.major, about.minor) < _LEAST:
         return 0, f"{about.name} has compute capability {about.major}.{about.minor}, kernels need 8.0"
