@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -27,12 +27,13 @@ from holdfast.local.compiled_code import Operations, Traced
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import bytes_per_row
 from holdfast.local.program import Program
+from holdfast.local.stack import Stack
 from holdfast.models.batched_convolution import as_products, folded
 from holdfast.models.network import Network
 from holdfast.models.stacked_convolution import use
 from holdfast.models.stacked_convolution.blocks import MEASURED, measured, rule
 from holdfast.models.stacked_convolution.shape import Blocks, Choice, Shape
-from holdfast.models.stacked_convolution.use import choices_for, choosing, shape_of
+from holdfast.models.stacked_convolution.use import KernelFailed, choices_for, choosing, shape_of
 from holdfast.models.two_convolutions import two_convolutions
 from tests.helpers import random_samples
 
@@ -222,6 +223,34 @@ def test_kernels_of_another_version_are_refused() -> None:
     about: tuple[Any, ...] = (layer, blocks, "float64", operations.VERSION + 1)
     with pytest.raises(RuntimeError, match="compiled code asks for kernels of version"):
         torch.ops.holdfast.gradient_of_images(torch.zeros(1, 1, 1, 2, 2), torch.zeros(1, 1, 1, 3, 3), *about)
+
+
+def test_where_a_kernel_fails_products_take_its_place(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from holdfast.models.stacked_convolution import operations
+
+    monkeypatch.setattr(use, "_given_up", [])
+    monkeypatch.setitem(sys.modules, "holdfast.models.stacked_convolution.kernels", None)
+    layer, blocks = any_layer(Shape(1, 1, 4, 1, 3)).numbers()
+    about: tuple[Any, ...] = (layer, blocks, "float64", operations.VERSION)
+    g, weight = torch.zeros(1, 1, 1, 2, 2), torch.zeros(1, 1, 1, 3, 3)
+    with pytest.raises(KernelFailed) as failed:
+        torch.ops.holdfast.gradient_of_images(g, weight, *about)
+
+    made: list[bool] = []
+
+    def step(structure: Any, stack: Any, traced: Any = None) -> Any:
+        made.append(choices_for(GPU, "tf32", torch.float32) is not None)
+        if made[-1]:
+            raise failed.value
+        return "made"
+
+    structure, stack = program()[0].structure, cast(Stack, None)
+    monkeypatch.setattr(programs, "Program", step)
+    assert programs._made(structure, stack) == "made" and made == [True, False]
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("kernels for convolutions failed (") and "\n" not in line
 
 
 # ---- what is computed

@@ -4,6 +4,8 @@ run them, not to trace them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from .memory_order import arranged, new_images, parted
 from .shape import Choice, Mode, Shape
+from .use import KernelFailed
 
 VERSION = 1
 """To be raised whenever a kernel changes: compiled code is found again by the arguments of operations."""
@@ -24,13 +27,26 @@ def _operation(name: str, tensors: str) -> Any:
     )
 
 
+@contextmanager
+def _kernels() -> Iterator[Any]:
+    """The module of kernels; what fails is said to be one of them."""
+    try:
+        from . import kernels
+
+        yield kernels
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or "no reason given").splitlines()[0][:200]
+        raise KernelFailed(f"{type(error).__name__}: {reason}") from error
+
+
 @_operation("convolve", "Tensor x, Tensor weight, Tensor? bias")
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *about: Any) -> Tensor:
-    own = _choice(about)
-    from . import kernels
-
-    bias = None if bias is None else bias.contiguous()
-    return kernels.forward(arranged(x, not own.shape.samples), weight.contiguous(), bias, own)
+    own, bias = _choice(about), None if bias is None else bias.contiguous()
+    with _kernels() as kernels:
+        out: Tensor = kernels.forward(arranged(x, not own.shape.samples), weight.contiguous(), bias, own)
+        return out
 
 
 @_convolve.register_fake
@@ -41,9 +57,9 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, *about: Any) -> Tensor:
 @_operation("gradient_of_weights", "Tensor x, Tensor g")
 def _of_weights(x: Tensor, g: Tensor, *about: Any) -> Tensor:
     own = _choice(about)
-    from . import kernels
-
-    return kernels.of_weights(arranged(x, not own.shape.samples), arranged(g, True), own)
+    with _kernels() as kernels:
+        out: Tensor = kernels.of_weights(arranged(x, not own.shape.samples), arranged(g, True), own)
+        return out
 
 
 @_of_weights.register_fake
@@ -55,9 +71,9 @@ def _(x: Tensor, g: Tensor, *about: Any) -> Tensor:
 @_operation("gradient_of_images", "Tensor g, Tensor weight")
 def _of_images(g: Tensor, weight: Tensor, *about: Any) -> Tensor:
     own = _choice(about)
-    from . import kernels
-
-    return kernels.of_images(arranged(g, True), weight.contiguous(), own)
+    with _kernels() as kernels:
+        out: Tensor = kernels.of_images(arranged(g, True), weight.contiguous(), own)
+        return out
 
 
 @_of_images.register_fake

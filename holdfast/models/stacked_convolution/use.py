@@ -26,6 +26,11 @@ _MODES: dict[Precision, Mode] = {"tf32": "tf32", "bf16": "bf16", "bf16-activatio
 _LEAST = (8, 0)  # the compute capability that TF32 and bfloat16 need
 _SHARED = 99 << 10  # bytes of a multiprocessor's memory that every such device gives to a program
 _asked: list[Choose] = []
+_given_up: list[bool] = []
+
+
+class KernelFailed(RuntimeError):
+    """A kernel could not be compiled or started."""
 
 
 def choices_for(device: torch.device, precision: Precision, dtype: torch.dtype) -> Choose | None:
@@ -33,7 +38,7 @@ def choices_for(device: torch.device, precision: Precision, dtype: torch.dtype) 
     if _asked:
         return _asked[-1]
     mode = _MODES.get(precision)
-    if device.type != "cuda" or mode is None or dtype != torch.float32:
+    if _given_up or device.type != "cuda" or mode is None or dtype != torch.float32:
         return None
     room, why_not = _room(device)
     if why_not:
@@ -59,6 +64,13 @@ def choosing(choose: Choose) -> Iterator[list[Choice]]:
         yield made
     finally:
         _asked.pop()
+
+
+def give_up(why: KernelFailed) -> None:
+    """Use no kernels any more in this process."""
+    if not _given_up:
+        _given_up.append(True)
+        _log.warning("kernels for convolutions failed (%s); convolutions are matrix products of patches", why)
 
 
 def shape_of(conv: nn.Conv2d, x: Tensor, samples: bool) -> Shape | None:
