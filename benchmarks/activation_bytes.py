@@ -4,6 +4,7 @@ alive at a time, casts and copies, and what is left of them after fusion.
     python benchmarks/activation_bytes.py                               # all works, compiled plans
     python benchmarks/activation_bytes.py --works resnet18 --fused      # two minutes
     python benchmarks/activation_bytes.py --works cnn-bn cnn-gn cnn-plain --captured --padded
+    python benchmarks/activation_bytes.py --works fedcap-cnn --kernels  # convolutions as on a GPU with Triton
 
 Nothing is computed: the step is traced with tensors that have shapes and no numbers, as it is for PyTorch's
 compiler, so that no GPU is needed. `made` counts every tensor once, views not; tensors of a parameter's
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +49,9 @@ from holdfast.local.stack import Stack
 from holdfast.models import batched_convolution as convolution
 from holdfast.models import network
 from holdfast.models.network import Network
+from holdfast.models.stacked_convolution.blocks import measured
+from holdfast.models.stacked_convolution.shape import Choice, Shape
+from holdfast.models.stacked_convolution.use import choosing
 
 _CASTS = (torch.ops.aten._to_copy.default,)
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.copy.default, torch.ops.aten.copy_.default)
@@ -276,13 +281,25 @@ def main() -> None:
     options.add_argument(
         "--captured", action="store_true", help="the captured plan in place of the compiled one"
     )
+    options.add_argument("--kernels", action="store_true", help="convolutions by kernels, as on a GPU")
     asked = options.parse_args()
     print(
         f"{'work':15} {'precision':17} made: {'float32':>8} {'bfloat16':>8} MB  alive  planned  casts copies"
     )
     for work in asked.works:
-        for precision in ("fp32", "bf16", "bf16-activations"):
-            print(_line(work, precision, asked), flush=True)
+        for precision in ("tf32" if asked.kernels else "fp32", "bf16", "bf16-activations"):
+            with _kernels(precision) if asked.kernels else nullcontext():
+                print(_line(work, precision, asked), flush=True)
+
+
+def _kernels(precision: Precision) -> AbstractContextManager[Any]:
+    """Trace convolutions as for a GPU with Triton."""
+
+    def choose(shape: Shape) -> Choice | None:
+        blocks = measured(shape)
+        return None if blocks is None else Choice(shape, blocks, "tf32" if precision == "tf32" else "bf16")
+
+    return choosing(choose)
 
 
 def _line(name: str, precision: Precision, asked: argparse.Namespace) -> str:

@@ -86,7 +86,7 @@ PARTS = {
     "kernel": Part(
         "Triton kernels for convolutions against the matrix product",
         script("convolution_kernel.py", "--out", "OUT/kernel.json"),
-        500,
+        590,
     ),
     "bytes": Part(
         "what a step writes at each precision, and the memory of programs",

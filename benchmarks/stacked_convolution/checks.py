@@ -3,19 +3,16 @@ Kernels are imported when a check runs, so that the references work without Trit
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layer import Choice, Kind, Mode, Shape
+from holdfast.models.stacked_convolution.memory_order import arranged, parted
+from holdfast.models.stacked_convolution.shape import Choice, Kind, Mode, Shape
 
 TOLERANCE = {"float64": 1e-10, "tf32": 1.25 * 2**-9, "bf16": 1.25 * 2**-7}
 """float64: the largest difference allowed. tf32, bf16: the largest difference as a share of the sum of the
@@ -51,23 +48,6 @@ def by_torch(x: Tensor, weight: Tensor, bias: Tensor, g: Tensor, padding: int) -
     return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
 
 
-def windows(images: Tensor) -> Tensor:
-    """Return [..., h / 2, w / 2, 4]: the pixels that a pooling by 2 compares, row by row."""
-    return images.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).transpose(-3, -2).flatten(-2)
-
-
-def winners(images: Tensor) -> Tensor:
-    """Return which pixel of each window a ReLU and a pooling by 2 let through; 4: none is above zero."""
-    best = windows(images).max(-1)
-    return torch.where(best.values > 0, best.indices, 4).to(torch.uint8)
-
-
-def spread(g: Tensor, winner: Tensor) -> Tensor:
-    """Return the gradients before ReLU and pooling: a window's goes to its winner, or to nobody."""
-    own = torch.where(winner[..., None] == torch.arange(4, device=g.device), g[..., None], 0.0)
-    return own.unflatten(-1, (2, 2)).transpose(-3, -2).flatten(-2).flatten(-3, -2)
-
-
 def numbers(shape: Shape, clients: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
     """Return images, weights, biases and gradients of the layer's results: normal numbers, the weights scaled
     so that results are about as large as the images."""
@@ -82,13 +62,10 @@ def shares(choice: Choice, device: str, clients: int = 3) -> dict[str, Any]:
     """Return the largest error of each of the kernels that have blocks, as a share of what is allowed, and
     whether a second run and the last client alone have the same bits."""
     shape, mode = choice.shape, choice.mode
-    given, winner, wanted, scales = _references(shape, clients, mode == "float64", device)
-    first, again, alone = (dict(_results(choice, given, winner, clients=part)) for part in (0, 0, 1))
+    given, wanted, scales = _references(shape, clients, mode == "float64", device)
+    first, again, alone = (dict(_results(choice, given, clients=part)) for part in (0, 0, 1))
     found: dict[str, Any] = {}
     for kind, got in first.items():
-        if kind == "forward" and shape.pooled:
-            found[kind] = _pooled_share(*got, wanted[0], scales[0], mode)
-            continue
         places = {"forward": (0,), "weights": (2, 3), "images": (1,)}[kind]
         pairs = zip(got, places, strict=False)
         found[kind] = max(_share(value, wanted[place], scales[place], mode) for value, place in pairs)
@@ -103,19 +80,12 @@ def shares(choice: Choice, device: str, clients: int = 3) -> dict[str, Any]:
 @lru_cache(maxsize=4)
 def _references(
     shape: Shape, clients: int, double: bool, device: str
-) -> tuple[tuple[Tensor, ...], Tensor | None, tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return a layer's numbers, which pixels win, the results and gradients, and the sums of absolute
-    products."""
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return a layer's numbers, the results and gradients, and the sums of absolute products."""
     given = numbers(shape, clients, torch.float64 if double else torch.float32, device)
-    *exact, g = (tensor.double() for tensor in given)
-    before, winner = g, None
-    if shape.pooled:
-        size = clients, shape.batch, shape.outside, shape.out, shape.out
-        winner = winners(by_torch(*exact, g.new_zeros(size), shape.padding)[0])
-        before = spread(g, winner)
-    wanted = by_torch(*exact, before, shape.padding)
-    scales = by_taps(*(tensor.abs() for tensor in exact), before.abs(), shape.padding)
-    return given, winner, wanted, scales
+    exact = tuple(tensor.double() for tensor in given)
+    wanted = by_torch(*exact, shape.padding)
+    return given, wanted, by_taps(*(tensor.abs() for tensor in exact), shape.padding)
 
 
 def right(found: dict[str, Any]) -> bool:
@@ -123,21 +93,18 @@ def right(found: dict[str, Any]) -> bool:
     return found["same_bits"] and all(value <= 1 for kind, value in found.items() if kind != "same_bits")
 
 
-def _results(
-    choice: Choice, given: tuple[Tensor, ...], winner: Tensor | None, clients: int
-) -> Iterator[tuple[Kind, list[Tensor]]]:
+def _results(choice: Choice, given: tuple[Tensor, ...], clients: int) -> Iterator[tuple[Kind, list[Tensor]]]:
     """Yield what the kernels compute for the last clients; 0: for all."""
-    from . import kernels
+    from holdfast.models.stacked_convolution import kernels
 
     x, weight, bias, g = (tensor[-clients:].clone() for tensor in given)
-    x, g = kernels.arranged(x, choice.reads_innermost), kernels.arranged(g, choice.innermost)
-    won = g if winner is None else kernels.arranged(winner[-clients:].clone(), choice.innermost)
+    x, g = arranged(x, not choice.shape.samples), arranged(g, True)
     if "forward" in choice.blocks:
-        yield "forward", list(kernels.forward(x, weight, bias, choice))
+        yield "forward", [kernels.forward(x, weight, bias, choice)]
     if "weights" in choice.blocks:
-        yield "weights", list(kernels.parted(kernels.of_weights(x, g, won, choice), choice))
+        yield "weights", list(parted(kernels.of_weights(x, g, choice), choice.shape))
     if "images" in choice.blocks:
-        yield "images", [kernels.of_images(g, won, weight, choice)]
+        yield "images", [kernels.of_images(g, weight, choice)]
 
 
 def _share(values: Tensor, wanted: Tensor, scale: Tensor, mode: Mode) -> float:
@@ -145,42 +112,3 @@ def _share(values: Tensor, wanted: Tensor, scale: Tensor, mode: Mode) -> float:
     error = (values.double() - wanted).abs()
     allowed = TOLERANCE[mode] * (torch.ones_like(scale) if mode == "float64" else scale)
     return float((error / allowed.clamp(min=1e-30)).nan_to_num(torch.inf, torch.inf).max())
-
-
-def _pooled_share(result: Tensor, winner: Tensor, out: Tensor, scale: Tensor, mode: Mode) -> float:
-    """The same for pooled results. A window may have another winner than exact sums give it where the
-    difference is within the tolerance of both."""
-    values, scales = windows(out), windows(scale).amax(-1)
-    best = values.amax(-1).clamp(min=0)
-    named = torch.cat([values, torch.zeros_like(values[..., :1])], -1)
-    chosen = named.gather(-1, winner.long()[..., None])[..., 0]
-    return max(_share(result, best, scales, mode), _share(chosen, best, 2 * scales, mode))
-
-
-def built_for_h200(kind: Kind, choice: Choice) -> dict[str, int | None]:
-    """Compile a kernel for an H200, which need not be here; return the bytes of shared memory of a program
-    and the registers of a thread, and how many bytes of a thread do not fit into them."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from . import kernels
-
-    kernel, settings, blocks = kernels.KERNELS[kind], kernels.constants(kind, choice), choice.blocks[kind]
-    names, number = kernel.arg_names, "*fp64" if choice.mode == "float64" else "*fp32"
-    types = {name: "constexpr" if name in settings else number for name in names}
-    if choice.shape.pooled and "winner" in types:
-        types["winner"] = "*u8"
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name not in settings}
-    constants = {(names.index(name),): value for name, value in settings.items()}
-    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-    source, target = ASTSource(kernel, types, constants, aligned), GPUTarget("cuda", 90, 32)
-    built = triton.compile(source, target=target, options=options)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(built.asm["cubin"])
-        file.flush()
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True).stdout
-    used = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    registers, spilled = (int(used[1]), int(used[2])) if used else (None, None)
-    return {"shared": built.metadata.shared, "registers": registers, "spilled": spilled}

@@ -66,6 +66,9 @@ class Operations:
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+        # registers operations that the graph may hold, which a process that only compiles has not traced
+        from holdfast.models.stacked_convolution import operations as _  # noqa: F401
+
         shapes = FakeTensorMode(shape_env=ShapeEnv())
         with shapes:
             like: list[Any] = [

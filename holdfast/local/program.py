@@ -30,6 +30,7 @@ from holdfast.local.stack import Stack
 from holdfast.local.update import Update
 from holdfast.models.batched_convolution import DECOMPOSITIONS, as_products
 from holdfast.models.normalisation import own_formulas
+from holdfast.models.stacked_convolution.use import choices_for
 
 _WARM_UP = 3  # runs before a capture; libraries choose their kernels and buffers in the first runs
 
@@ -197,8 +198,9 @@ class Program:
     def traced(self) -> torch.fx.GraphModule:
         """Return the step, of a single row its gradients, as a list of tensor operations, without the Python
         code of the model, the loss and the update."""
-        if not self.structure.alone:
-            with as_products():
+        s = self.structure
+        if not s.alone:
+            with as_products(choices_for(s.device, s.precision, s.dtype)):
                 return _traced(self._step, self.memory)
         try:
             self._lay_out(torch.channels_last)

@@ -24,6 +24,7 @@ from holdfast.local.plan import Plan
 from holdfast.local.program import Program, Structure
 from holdfast.local.row_numbers import PerRow
 from holdfast.local.stack import Stack
+from holdfast.models.stacked_convolution.use import KernelFailed, give_up
 
 Result = TypeVar("Result")
 _log = logging.getLogger("holdfast.local")
@@ -209,6 +210,9 @@ def _made(structure: Structure, stack: Stack) -> Program:
         return with_room(lambda: Program(structure, stack, traced))
     except torch.OutOfMemoryError:
         raise
+    except KernelFailed as error:
+        give_up(error)
+        return with_room(lambda: Program(structure, stack))
     except Exception:
         if not kept:
             raise

@@ -1,9 +1,10 @@
-"""Convolution and pooling for a stack of clients on a CPU: `vmap` alone is correct, but several times slower.
+"""Convolution and pooling for a stack of clients: `vmap` alone is correct, but several times slower.
 
 `vmap` folds the clients of a convolution into its groups, but those of a pooling into the batch, and copies
-between the two. Here the client axis is always folded into the channels, and the channels are innermost in
-memory, where oneDNN's grouped convolution and PyTorch's pooling are fast and nothing is copied. Values are
-the same except for the order of sums.
+between the two. On a CPU the client axis is always folded into the channels here, and the channels are
+innermost in memory, where oneDNN's grouped convolution and PyTorch's pooling are fast and nothing is copied.
+In a step that is compiled, a convolution is one matrix product of patches per client, or a kernel that forms
+patches itself (stacked_convolution). Values are the same except for the order of sums.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 
 from holdfast.models.half_activations import rounding
 from holdfast.models.normalisation import group_norm, own_formulas_asked
+from holdfast.models.stacked_convolution.shape import Choice
+from holdfast.models.stacked_convolution.use import Choose, shape_of
 
 # internals of vmap: the public way, an autograd.Function, costs 0.3 ms per call
 try:
@@ -37,12 +40,13 @@ except (
 
 
 class FoldedConv2d(nn.Conv2d):
-    """A Conv2d that turns a stack of clients into groups, or into matrix products of patches where a compiler
-    needs them."""
+    """A Conv2d that turns a stack of clients into groups, or where a compiler needs it into kernels or matrix
+    products of patches."""
 
     def forward(self, x: Tensor) -> Tensor:
         if _products and self.groups == 1 and not isinstance(self.padding, str):
-            return _product(self, x)
+            choice = _kernels(self, x)
+            return _product(self, x) if choice is None else _by_kernels(self, x, choice)
         if not _foldable(x):
             return super().forward(x)
         level, images, n = _fold(x)
@@ -90,19 +94,37 @@ class UnlearnedPadding(nn.Embedding):
         return torch.where(x.eq(self.padding_idx)[..., None], found.detach(), found)
 
 
-_products: list[bool] = []
+_products: list[Choose | None] = []
 _ALIGNED = 8  # a GPU multiplies matrices of other widths several times slower
 
 
 @contextmanager
-def as_products() -> Iterator[None]:
+def as_products(choose: Choose | None = None) -> Iterator[None]:
     """While a step is traced for a compiler, compute convolutions of different weights as one batched matrix
-    product, which the compiler makes fast. Without a compiler they are slow."""
-    _products.append(True)
+    product, which the compiler makes fast. Without a compiler they are slow. Those of a stack for which
+    `choose` names kernels are computed by these."""
+    _products.append(choose)
     try:
         yield
     finally:
         _products.pop()
+
+
+def _kernels(conv: nn.Conv2d, x: Tensor) -> Choice | None:
+    """Return how kernels compute this layer, where they do: for a stack, each client with its own images and
+    weights. Under a gradient taken inside vmap, products are needed."""
+    choose = _products[-1]
+    if choose is None or not all(_is_stacked(tensor) for tensor in (x, conv.weight)):
+        return None
+    shape = shape_of(conv, x, samples=not get_unwrapped(x).requires_grad)
+    return None if shape is None else choose(shape)
+
+
+def _by_kernels(conv: nn.Conv2d, x: Tensor, choice: Choice) -> Tensor:
+    # registering operations takes a while, and most programs need none
+    from holdfast.models.stacked_convolution.operations import convolved
+
+    return convolved(x, conv.weight, conv.bias, choice)
 
 
 def _product(conv: nn.Conv2d, x: Tensor) -> Tensor:
@@ -231,12 +253,13 @@ def unfolded(layer: nn.Module) -> nn.Module:
 def _foldable(x: Tensor) -> bool:
     """Return whether vmap runs this directly: under a gradient taken inside vmap, its own rules are
     needed."""
-    return (
-        is_batchedtensor(x)
-        and maybe_get_level(x) == maybe_current_level()
-        and x.ndim == 4
-        and x.device.type == "cpu"
-    )
+    return _is_stacked(x) and x.ndim == 4 and x.device.type == "cpu"
+
+
+def _is_stacked(x: Tensor) -> bool:
+    """Return whether each client of the stack has its own tensor here, of which no gradient is taken inside
+    vmap."""
+    return is_batchedtensor(x) and maybe_get_level(x) == maybe_current_level()
 
 
 def _fold(x: Tensor) -> tuple[int, Tensor, int]:

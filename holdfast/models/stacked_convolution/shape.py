@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Mode = Literal["float64", "tf32", "bf16"]
 Kind = Literal["forward", "weights", "images"]
 """The results; the gradient of the weights; the gradient of the images."""
+KINDS: tuple[Kind, ...] = ("forward", "weights", "images")
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """A layer of one client: square images and kernels, stride 1."""
 
     batch: int
@@ -20,22 +21,19 @@ class Shape:
     outside: int
     kernel: int
     padding: int = 0
-    pooled: bool = False
-    """Whether the layer ends with ReLU and pooling by 2."""
     samples: bool = False
-    """Whether its images are samples: then nobody needs their gradient, and their channels are never
-    innermost in memory."""
+    """Whether nobody needs the gradient of its images, as of samples. Their channels are then not innermost
+    in memory."""
 
     @property
     def out(self) -> int:
-        """The side of the convolution's result, before pooling."""
+        """The side of the result."""
         return self.side + 2 * self.padding - self.kernel + 1
 
     @property
     def result(self) -> tuple[int, int, int, int]:
-        """The layer's result of one client."""
-        side = self.out // 2 if self.pooled else self.out
-        return self.batch, self.outside, side, side
+        """The layer's result of one client, whose channels are innermost in memory."""
+        return self.batch, self.outside, self.out, self.out
 
     @property
     def images(self) -> tuple[int, int, int, int]:
@@ -52,11 +50,11 @@ class Shape:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        return ("forward", "weights") if self.samples else ("forward", "weights", "images")
+        return KINDS[:2] if self.samples else KINDS
 
     def __str__(self) -> str:
         sides = f"{self.batch}x{self.inside}x{self.side}x{self.side}"
-        return f"{sides:12} to {self.outside:2} by {self.kernel}+{self.padding} {'pooled' * self.pooled:6}"
+        return f"{sides:12} to {self.outside:2} by {self.kernel}+{self.padding}"
 
 
 class Blocks(NamedTuple):
@@ -73,6 +71,13 @@ class Blocks(NamedTuple):
     splits: int = 1
     """Into how many parts the sum over pixels is split (gradient of the weights)."""
 
+    @property
+    def shared(self) -> int:
+        """The most bytes of a multiprocessor's memory that a program needs: for the factors of the products
+        that are under way, or to write results down in another order."""
+        factors = (self.channels + self.across) * self.inner * self.stages
+        return 4 * max(factors, self.channels * self.across)
+
     def __str__(self) -> str:
         marks = f"{' turned' * self.turned}{f' in {self.splits} parts' if self.splits > 1 else ''}"
         return f"{self.channels}x{self.across}x{self.inner} {self.warps}w{self.stages}s{marks}"
@@ -83,11 +88,17 @@ class Choice:
     """How the kernels compute a layer."""
 
     shape: Shape
-    blocks: dict[Kind, Blocks]
+    blocks: Mapping[Kind, Blocks]
     mode: Mode
-    innermost: bool
-    """Whether channels are innermost in memory: those of results, and of images that are not samples."""
 
-    @property
-    def reads_innermost(self) -> bool:
-        return self.innermost and not self.shape.samples
+    def numbers(self) -> tuple[list[int], list[int]]:
+        """The layer and all blocks as an operation is given them."""
+        blocks = [int(each) for kind in self.shape.kinds for each in self.blocks[kind]]
+        return [int(each) for each in self.shape], blocks
+
+    @classmethod
+    def of_numbers(cls, layer: Sequence[int], blocks: Sequence[int], mode: Mode) -> Choice:
+        shape, size = Shape._make([*layer[:-1], bool(layer[-1])]), len(Blocks._fields)
+        parts = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+        each = [Blocks._make([*sizes, bool(turned), splits]) for *sizes, turned, splits in parts]
+        return cls(shape, dict(zip(shape.kinds, each, strict=True)), mode)
