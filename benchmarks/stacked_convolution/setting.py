@@ -70,13 +70,13 @@ def _stacked(model: str, shapes: tuple[Shape, Shape]) -> dict[str, Shape]:
 
 
 NETWORKS = (
-    _stacked("fedcap-cnn 28", (Shape(10, 1, 28, 16, 5, samples=True), Shape(10, 16, 12, 32, 5)))
+    {f"fedcap-cnn 32 {place}, 64": shape._replace(batch=64) for place, shape in FEDCAP.items()}
+    | _stacked("fedcap-cnn 28", (Shape(10, 1, 28, 16, 5, samples=True), Shape(10, 16, 12, 32, 5)))
+    | _stacked("cnn-bn 32", (Shape(10, 3, 32, 16, 3, 1, samples=True), Shape(10, 16, 16, 32, 3, 1)))
+    | _stacked("cnn-512 28", (Shape(10, 1, 28, 32, 5, samples=True), Shape(10, 32, 12, 64, 5)))
     | _stacked("lenet 28", (Shape(10, 1, 28, 6, 5, 2, samples=True), Shape(10, 6, 14, 16, 5)))
     | {"lenet 32 first": Shape(10, 3, 32, 6, 5, samples=True)}
-    | _stacked("cnn-512 28", (Shape(10, 1, 28, 32, 5, samples=True), Shape(10, 32, 12, 64, 5)))
     | _stacked("cnn-bn 28", (Shape(10, 1, 28, 16, 3, 1, samples=True), Shape(10, 16, 14, 32, 3, 1)))
-    | _stacked("cnn-bn 32", (Shape(10, 3, 32, 16, 3, 1, samples=True), Shape(10, 16, 16, 32, 3, 1)))
-    | {f"fedcap-cnn 32 {place}, 64": shape._replace(batch=64) for place, shape in FEDCAP.items()}
 )
 """The convolutions of other networks that Holdfast stacks, for a batch of 10, and FedCAP's for one of 64. The
 second layer of `lenet` for 32 x 32 is that for 28 x 28, and `cnn-512` has FedCAP's for 32 x 32."""
