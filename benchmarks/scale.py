@@ -7,8 +7,8 @@ of the whole:
     python benchmarks/scale.py                                      # from the parts of docs/scale.md
     python benchmarks/scale.py --network-gbps 100 --disk-gbps 7     # for other links and disks
 
-Steps of the first two networks come from `benchmarks/gpu_table.py`; `--measure` times a step with adapters of a
-transformer, and, for 1,000 clients, one Gram product, one sort and one weighted sum."""
+Steps of the first two networks come from `benchmarks/gpu_table.py`; `--measure` times a step with adapters of
+a transformer, and, for 1,000 clients, one Gram product, one sort and one weighted sum."""
 
 from __future__ import annotations
 
@@ -204,7 +204,9 @@ def table(parts: dict[str, Any], links: Links) -> str:
     ]
     for model, gpus, found in rows:
         cells = (
-            in_bytes(value) if name in ("bytes up", "stack on a GPU", "private rows on disk") else in_units(value)
+            in_bytes(value)
+            if name in ("bytes up", "stack on a GPU", "private rows on disk")
+            else in_units(value)
             for name, value in found.items()
         )
         lines.append(f"| {model.name} ({model.sent:,}) | {gpus} | " + " | ".join(cells) + " |")
@@ -217,7 +219,9 @@ def main() -> None:
     )
     options.add_argument("--measure", choices=("cpu", "cuda"), help="measure the parts on this device")
     options.add_argument("--out", type=Path, help="where to write what was measured")
-    options.add_argument("--columns", type=int, default=1_000_000, help="columns of the stack that is measured")
+    options.add_argument(
+        "--columns", type=int, default=1_000_000, help="columns of the stack that is measured"
+    )
     options.add_argument("--repeats", type=int, default=20, help="calls of which the fastest counts")
     options.add_argument("--parts", type=Path, default=PARTS_FILE, help="measured parts")
     options.add_argument("--network-gbps", type=float, default=50.0, help="GB/s of each GPU's link")

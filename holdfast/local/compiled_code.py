@@ -35,6 +35,9 @@ from holdfast.data.cache import cache_folder
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _log = logging.getLogger("holdfast.local")
 _BY_STOPWATCH = ("shape_padding", "dynamic_scale_rblock", "benchmark_fusion")
+_WRONG = ("triton.mix_order_reduction",)
+"""Ways to compile that are wrong for some steps: with this one, in PyTorch 2.11, a step with BatchNorm had
+wrong gradients on an H200, and another was not compiled (`benchmarks/equal_plans.py cuda cnn-bn`)."""
 _ours: str | None = None
 """The folder that this module has chosen; one that the user names in the environment is left as it is."""
 
@@ -138,10 +141,11 @@ def compiled(traced: Traced, device: torch.device, precision: Precision) -> Call
 
 def _options() -> dict[str, Any]:
     """Without the choices that a compiler makes by timing: they could change the order of sums, and so the
-    bits, from one run to the next."""
+    bits, from one run to the next. And without those that are wrong."""
     import torch._inductor.config as settings
 
-    return {name: False for name in _BY_STOPWATCH if hasattr(settings, name)}
+    known = settings.get_config_copy()
+    return {name: False for name in (*_BY_STOPWATCH, *_WRONG) if name in known}
 
 
 def _shape(value: Any) -> Shape:

@@ -84,7 +84,10 @@ def test_measured_layers_are_computed_with_the_blocks_of_the_table(
         choice = choose(shape)
         assert choice is not None and (choice.mode, choice.blocks) == (mode, entry.blocks)
         assert set(choice.blocks) == set(shape.kinds)
-    for other in (SECOND._replace(batch=11), SECOND._replace(side=16), SECOND._replace(samples=True)):
+    for batch in (10, 64):
+        assert choose(SECOND._replace(batch=batch)) is not None
+    others = ({"batch": 9}, {"batch": 65}, {"side": 16}, {"samples": True})
+    for other in (SECOND._replace(**change) for change in others):
         assert choose(other) is None, "nobody has measured it"
     machine.shared_memory_per_block_optin = 99 << 10
     use._room.cache_clear()
