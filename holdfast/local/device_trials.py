@@ -3,6 +3,7 @@ start measured for the same work."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,8 +21,13 @@ from holdfast.local.plan import Plan
 from holdfast.local.programs import forget, refusals
 
 _STEPS = (2, 22)  # a short and a long trial; the difference of their times is used
-_WORTH_COMPILING = 40.0  # seconds of captured training; compiling halves them and itself takes 10 to 20
-_COMPILED = "compiled-vmap"
+_COMPILED = ("compiled-loop", "compiled-vmap")
+_WORTH_COMPILING = {"compiled-vmap": 40.0, "compiled-loop": 400.0}
+"""Seconds of captured training from which compiling pays. A compiled stack needs a half to a ninth of them, a
+single compiled client two thirds or more; compiling itself takes 10 to 60 s."""
+_STACKING_GAINS = 2.0
+"""How much slower than single clients a captured stack may be for its compiled form to be the one that is
+tried: compiling makes a stack 2 to 9 times as fast, and a single client's step 1.2 to 1.7 times."""
 
 Answer = TypeVar("Answer")
 Trials = Generator[list[Job], None, Answer]
@@ -76,21 +82,23 @@ def measured(
         entry = _entry(plans, trial, rows, groups, device)
     found = None if entry is None else entry.read()
     if found is not None and found.tried >= _wanted(plans, found.times, client_steps):
-        if min(found.times, key=lambda name: found.times[name]) == _COMPILED:
-            yield jobs(trial, plans[_COMPILED], device)
+        best = min(found.times, key=lambda name: found.times[name])
+        if best in _COMPILED:
+            yield jobs(trial, plans[best], device)
         return found
     times: dict[str, float] = {}
     with _as_in_the_run(plans, device):
         for name in plans:
-            if name != _COMPILED:
+            if name not in _COMPILED:
                 _try(plans, name, trial, rows, times, device)
     wanted = _wanted(plans, times, client_steps)
-    if _COMPILED in wanted:
-        if times:
-            forget(signature)  # while another network is tried, programs of this one would hold memory
-        yield jobs(trial, plans[_COMPILED], device)
-        with _as_in_the_run(plans, device):
-            _try(plans, _COMPILED, trial, rows, times, device)
+    for name in _COMPILED:
+        if name in wanted:
+            if times:
+                forget(signature)  # while another network is tried, programs of this one would hold memory
+            yield jobs(trial, plans[name], device)
+            with _as_in_the_run(plans, device):
+                _try(plans, name, trial, rows, times, device)
     if not times:  # no plan can be captured
         with _as_in_the_run(plans, device):
             times["loop"] = 1e6 * trial.seconds(
@@ -105,17 +113,26 @@ def measured(
 def jobs(trial: Trial, plan: Plan, device: torch.device, but: Sequence[int] = ()) -> list[Job]:
     """The steps of all programs of a compiled plan, but for some sizes, the largest first."""
     with deterministic_math(device, plan.precision):
-        steps = [trial.traced(plan, size) for size in reversed(plan.sizes) if size not in but]
+        sizes = plan.sizes if plan.stacked else (1,)
+        steps = [trial.traced(plan, size) for size in reversed(sizes) if size not in but]
     return [(step, device, plan.precision) for step in steps if step is not None]
 
 
 def _wanted(plans: Mapping[str, Plan], times: Mapping[str, float], client_steps: float) -> set[str]:
-    """The plans to try. Compiling takes about 15 seconds, so it is tried only where the run is long and
-    stacking is faster."""
-    best = min(times, key=lambda name: times[name], default=None)
-    long = best is not None and times[best] * 1e-6 * client_steps > _WORTH_COMPILING
-    compiles = len(plans) == 1 or best == _COMPILED or (best == "captured-vmap" and long)
-    return {name for name in plans if name != _COMPILED or compiles}
+    """The plans to try: the captured ones, and of the compiled ones at most that which may gain most, where
+    the run is long enough for it."""
+    if len(plans) == 1:
+        return set(plans)
+    captured = {name: time for name, time in times.items() if name not in _COMPILED}
+    wanted = {name for name in plans if name not in _COMPILED}
+    if not captured:
+        return wanted
+    best = min(captured.values())
+    stacked = captured.get("captured-vmap", math.inf) <= _STACKING_GAINS * best
+    compiled = "compiled-vmap" if stacked else "compiled-loop"
+    if compiled in plans and best * 1e-6 * client_steps > _WORTH_COMPILING[compiled]:
+        wanted.add(compiled)
+    return wanted
 
 
 def _try(
@@ -148,7 +165,7 @@ def _entry(
 ) -> Entry | None:
     """Where the times of this work are kept; None where its step cannot be traced, so that nothing says
     whether other work is the same."""
-    plan = plans.get(_COMPILED, next(iter(plans.values())))
+    plan = plans.get("compiled-vmap", next(iter(plans.values())))
     step = trial.traced(replace(plan, name="compiled-vmap"), min(rows, plan.together))
     if step is None or step.operations is None:
         return None

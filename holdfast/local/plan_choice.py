@@ -113,7 +113,7 @@ def choosing(
     if asked != "auto":
         names = [asked]
     elif device.type == "cuda":
-        names = ["captured-loop", "captured-vmap", "compiled-vmap"]
+        names = ["captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"]
     else:
         names = ["loop"] if plans["vmap"].stack == 1 else ["loop", "vmap"]
     if int(data.count.max()) == 0:
