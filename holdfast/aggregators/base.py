@@ -12,6 +12,7 @@ from pydantic import field_validator, model_validator
 from torch import Tensor
 
 from holdfast.aggregators import ordered
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.flat import Layout
 from holdfast.core.guard import Guarded
@@ -58,6 +59,9 @@ class Aggregator(Part):
     needs: ClassVar[frozenset[str]] = frozenset()
     uses_priors: ClassVar[bool] = True
     """Whether the incoming weights matter; a rule that ignores them says so, and the verdict notes it."""
+    reads: ClassVar[Reads] = "rows"
+    """How it reads the updates where several processes share them. What is not "rows" is handed columns of
+    all updates, and asks about lengths, products and counts through `geometry` and `ordered` only."""
     coordinatewise: ClassVar[bool] = False
     """Whether every coordinate of the aggregate depends on that coordinate of the updates only."""
     condition: ClassVar[str] = "n >= 1"
@@ -174,6 +178,9 @@ def whole_or_share(f: float | None) -> float | None:
 
 class Wrapper(Part):
     """Maps an aggregator to an aggregator."""
+
+    reads: ClassVar[Reads] = "rows"
+    """How it reads the updates, apart from what the rule inside does."""
 
     def __call__(self, inner: Aggregator) -> Aggregator:
         raise TypeError(f"{type(self).__name__} does not define how it wraps")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
-from holdfast.aggregators.geometry import blocks, distances
+from holdfast.aggregators.geometry import blocks, distances, total
 from holdfast.aggregators.krum import one_by_one
 from holdfast.aggregators.ordered import by_id, columns_in_order, tally
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.registry import register
 from holdfast.core.types import State
@@ -38,6 +39,7 @@ class Bulyan(Aggregator):
         "weights returned": "share of the values averaged",
         "paper": "El Mhamdi et al. 2018",
     }
+    reads: ClassVar[Reads] = "gram"
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n >= 4f + 3"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
@@ -69,6 +71,7 @@ def chosen_and_trimmed(x: Tensor, ids: Tensor, f: int) -> tuple[Tensor, Tensor]:
     for columns in blocks(x):
         value[..., columns], found = _around_the_median(*columns_in_order(x, order, columns), n - 4 * f)
         counts += found
+    counts = total(counts)
     shares = (counts.double() / counts.sum(dim=-1, keepdim=True)).to(x.dtype)
     return value, x.new_zeros(x.shape[:-1]).scatter_(-1, order, shares)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, separate, vectors
 from holdfast.aggregators.geometry import norms, weighted
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
@@ -33,6 +34,7 @@ class CenteredClip(Aggregator):
         "variants and options": "`radius`, `iterations`",
         "paper": "Karimireddy et al. 2021",
     }
+    reads: ClassVar[Reads] = "gram"
     condition: ClassVar[str] = "n > 2f"
     radius: float = setting(10.0, "tau: how far from the last aggregate an update counts in full", gt=0)
     iterations: int = setting(1, "steps in a round", ge=1)

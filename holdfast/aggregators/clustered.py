@@ -12,6 +12,7 @@ from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, i
 from holdfast.aggregators.bipartition import at_odds, bipartition, bipartitions, pull_apart
 from holdfast.aggregators.geometry import weighted
 from holdfast.aggregators.ordered import by_id
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
@@ -39,6 +40,7 @@ class Clustered(Aggregator):
         ),
         "paper": "Sattler et al. 2020",
     }
+    reads: ClassVar[Reads] = "gram"
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     variant: Literal["paper", "authors"] = setting(

@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
 from holdfast.aggregators.geometry import CUDA_BLOCK, product, weighted
 from holdfast.aggregators.ordered import by_id, equal_weights
+from holdfast.core.columns import Reads, current
 from holdfast.core.device import to_device
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
@@ -40,6 +41,7 @@ class DnC(Aggregator):
         "variants and options": "`iterations`, `coordinates`, `c`",
         "paper": "Shejwalkar and Houmansadr 2021",
     }
+    reads: ClassVar[Reads] = "gram"
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f and n > c f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
@@ -79,7 +81,8 @@ class DnC(Aggregator):
 
     def good(self, x: Tensor, ids: Tensor, key: Key, f: int) -> Tensor:
         """bool[..., n]: which updates no pass leaves out."""
-        n, d = x.shape[-2:]
+        shared, n = current(), x.shape[-2]
+        d = x.shape[-1] if shared is None else shared.total
         keep, order = n - int(self.c * f), by_id(ids, x)
         good = torch.ones_like(order, dtype=torch.bool)
         for step in range(self.iterations if keep < n else 0):
@@ -97,8 +100,7 @@ class DnC(Aggregator):
         some = min(d, self.coordinates)
         bits = to_device(key.bits, x.device)
         if not several:
-            columns = Key(bits).hash(d).topk(some, largest=False).indices
-            return _standing_out(x[order[:, None], columns].double())
+            return _standing_out(_drawn(x, order, Key(bits), self.coordinates))
         found = []
         size = max(1, CUDA_BLOCK // max(4 * d, n * some, 1))
         for part in range(0, len(x), size):
@@ -108,6 +110,19 @@ class DnC(Aggregator):
             values = values.gather(-2, order[here, :, None].expand(values.shape))
             found.append(_standing_out(values.double()))
         return torch.cat(found)
+
+
+def _drawn(x: Tensor, order: Tensor, key: Key, coordinates: int) -> Tensor:
+    """So many random coordinates, rows in this order. Where several processes share the rows, each hands out
+    those of its own."""
+    shared = current()
+    d = x.shape[1] if shared is None else shared.total
+    columns = key.hash(d).topk(min(d, coordinates), largest=False).indices
+    if shared is None:
+        return x[order[:, None], columns].double()
+    own, columns = shared.of_rank(shared.ranks.rank), columns.sort().values
+    mine = columns[(columns >= own.start) & (columns < own.stop)] - own.start
+    return shared.whole(x[order[:, None], mine]).double()
 
 
 def _standing_out(x: Tensor) -> Tensor:

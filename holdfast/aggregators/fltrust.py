@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, separate, vectors
-from holdfast.aggregators.geometry import blocks, norms, times, weighted
+from holdfast.aggregators.geometry import along, norms, weighted
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -41,6 +42,10 @@ class FLTrust(Aggregator):
         "paper", "paper: the whole update gets the root's length; authors: its first tensor does"
     )
 
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        return "rows" if self.variant == "authors" else "gram"  # a process has parts of tensors
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if ctx.root is None:  # the server's own training failed the screening
             return self.fall_back(x, state, ctx)
@@ -58,10 +63,7 @@ class FLTrust(Aggregator):
 
     def trusted(self, x: Tensor, root: Tensor, ctx: AggregationContext) -> tuple[Tensor, Tensor]:
         length, own = norms(x), norms(root[..., None, :])
-        products = torch.zeros_like(length)
-        for columns in blocks(x):
-            products += times(x[..., columns].double(), root[..., columns].double())
-        trust = (products / (length * own)).nan_to_num_(nan=0.0).clamp_(0, 1)
+        trust = (along(x, root) / (length * own)).nan_to_num_(nan=0.0).clamp_(0, 1)
         total = trust.sum(dim=-1, keepdim=True)
         shares = torch.where(total > 0, trust / total, trust)
         scaled = (shares * own / length).nan_to_num_(nan=0.0, posinf=0.0).to(x.dtype)

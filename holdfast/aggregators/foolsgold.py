@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate, vectors
 from holdfast.aggregators.geometry import cosines, diagonal, weighted
 from holdfast.aggregators.ordered import arranged
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
@@ -39,6 +40,7 @@ class FoolsGold(Aggregator):
         ),
         "paper": "Fung et al. 2020",
     }
+    reads: ClassVar[Reads] = "gram"
     uses_priors: ClassVar[bool] = False
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     memory: bool = setting(

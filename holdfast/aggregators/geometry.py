@@ -1,6 +1,7 @@
 """Geometry of the rows of [n, d]: products, squared distances and cosines, all [n, n] in float64, from one
 matrix product. Everything here takes further axes before these two, such as one for the experiments of a
-sweep.
+sweep. Where several processes share the rows, each with some of the columns (core/columns.py), each calls
+these functions with its own columns, and what they find out is about all of them.
 
 The product |a|^2 + |b|^2 - 2ab loses digits only where two rows are much closer to each other than to zero.
 Updates of real rounds are not, so the plain product is the fast path; where it is too coarse for most pairs
@@ -11,12 +12,13 @@ distance depends on a third row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from holdfast.core.columns import current, sharing
 from holdfast.core.device import to_device
 
 BLOCK = 1 << 19
@@ -36,6 +38,46 @@ def blocks(x: Tensor, times: int = 1) -> Iterator[slice]:
     step = max(1, numbers // max(1, x.shape[:-1].numel() * times))
     for start in range(0, x.shape[-1], step):
         yield slice(start, min(x.shape[-1], start + step))
+
+
+def over_columns(zero: Tensor, found: Callable[[slice], Tensor]) -> Tensor:
+    """What `found` gives for the columns of a slice, over all columns: a sum of what the pieces give, where
+    several processes share the rows. `zero` has its shape."""
+    shared = current()
+    if shared is None:
+        return found(slice(None))
+    with sharing(None):  # a piece is looked at by itself
+        parts = [found(piece) for piece in shared.pieces()]
+    return shared.add_up(zero, parts)
+
+
+def total(mine: Tensor) -> Tensor:
+    """The sum of what all processes have counted in their columns."""
+    shared = current()
+    return mine if shared is None else torch.stack(shared.ranks.gather(mine)).sum(dim=0)
+
+
+def everywhere(mine: Tensor) -> Tensor:
+    """bool: what is true of the columns of all processes."""
+    shared = current()
+    return mine if shared is None else torch.stack(shared.ranks.gather(mine)).all(dim=0)
+
+
+def largest_of_all(mine: Tensor) -> Tensor:
+    """The largest of what all processes have found in their columns."""
+    shared = current()
+    return mine if shared is None else torch.stack(shared.ranks.gather(mine)).amax(dim=0)
+
+
+def by_pieces(x: Tensor, found: Callable[[Tensor], Tensor]) -> Tensor:
+    """`found` of the columns of x, which gives a column for each. Where several processes share the rows,
+    piece by piece: libraries may round products of wide and of narrow matrices differently."""
+    shared = current()
+    if shared is None:
+        return found(x)
+    with sharing(None):
+        parts = [found(x[..., piece].contiguous()) for piece in shared.pieces()]
+        return torch.cat(parts, dim=-1) if parts else found(x)
 
 
 @contextmanager
@@ -58,10 +100,15 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
 
+def mix(mixing: Tensor, x: Tensor) -> Tensor:
+    """Mixtures of the rows of x: mixing @ x, in full precision."""
+    return by_pieces(x, lambda part: product(mixing, part))
+
+
 def weighted(w: Tensor, x: Tensor) -> Tensor:
     """The sum of the rows of x by the weights w [..., n], which may still be on the host; in full
     precision."""
-    return product(to_device(w, x.device)[..., None, :], x)[..., 0, :]
+    return mix(to_device(w, x.device)[..., None, :], x)[..., 0, :]
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -71,19 +118,43 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 def gram(x: Tensor) -> Tensor:
     """All products of rows; what overflows is infinite or NaN."""
-    return _both_ways(product(x, x.mT).double())
+
+    def of(columns: slice) -> Tensor:
+        part = x[..., columns]
+        return product(part, part.mT).double()
+
+    return _both_ways(over_columns(_zeros(x), of))
 
 
 def norms(x: Tensor, centre: Tensor | None = None) -> Tensor:
     """The length of each row, or its distance to a centre, in float64, so that a float32 row of 1e30 has
     one."""
-    squares = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
-    for columns in blocks(x):
-        part = x[..., columns].to(torch.float64, copy=True)
-        if centre is not None:
-            part -= centre[..., None, columns]
-        squares += part.square_().sum(dim=-1)
-    return squares.sqrt_()
+    zero = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
+
+    def of(columns: slice) -> Tensor:
+        mine, at = x[..., columns], None if centre is None else centre[..., columns]
+        squares = torch.zeros_like(zero)
+        for block in blocks(mine):
+            part = mine[..., block].to(torch.float64, copy=True)
+            if at is not None:
+                part -= at[..., None, block]
+            squares += part.square_().sum(dim=-1)
+        return squares
+
+    return over_columns(zero, of).sqrt_()
+
+
+def along(x: Tensor, direction: Tensor) -> Tensor:
+    """[..., n]: the product of each row with a vector [..., d], in float64."""
+
+    def of(columns: slice) -> Tensor:
+        mine, its = x[..., columns], direction[..., columns]
+        found = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
+        for block in blocks(mine):
+            found += times(mine[..., block].double(), its[..., block].double())
+        return found
+
+    return over_columns(torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device), of)
 
 
 def deviation(x: Tensor) -> Tensor:
@@ -95,19 +166,24 @@ def deviation(x: Tensor) -> Tensor:
         part = part - part[..., :1, :]  # then equal rows are exactly 0, whatever the mean is rounded to
         part -= part.mean(-2, keepdim=True)
         found[..., columns] = (part.square_().sum(-2) / (x.shape[-2] - 1)).sqrt_()
-    finite = found.isfinite().all(dim=-1, keepdim=True)
+    finite = everywhere(found.isfinite().all(dim=-1, keepdim=True))
     return found if bool(finite.all()) else torch.where(finite, found, x.std(-2))
 
 
 def seen_from(x: Tensor, centre: Tensor) -> Tensor:
     """All products of the rows as they lie to a centre, in float64. The diagonal holds their squared
     distances to it."""
-    found = _zeros(x)
-    for columns in blocks(x):
-        part = x[..., columns].to(torch.float64, copy=True)
-        part -= centre[..., None, columns]
-        found += part @ part.mT
-    return found
+
+    def of(columns: slice) -> Tensor:
+        mine, at = x[..., columns], centre[..., columns]
+        found = _zeros(x)
+        for block in blocks(mine):
+            part = mine[..., block].to(torch.float64, copy=True)
+            part -= at[..., None, block]
+            found += part @ part.mT
+        return found
+
+    return over_columns(_zeros(x), of)
 
 
 def to_mixture(seen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,21 +231,31 @@ def cosines(x: Tensor) -> Tensor:
 def _scaled(x: Tensor) -> Tensor:
     """Rows with a largest entry of 1. A sum over rounds may have run to infinity."""
     x = x.clamp(min=torch.finfo(x.dtype).min, max=torch.finfo(x.dtype).max)
-    return x / x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
+    return x / _largest(x)
 
 
 def cosines_between(x: Tensor, y: Tensor) -> Tensor:
     """Cosines of the rows of x with those of y; a row of zeros is at a right angle to all. Rows are scaled
     first: nothing overflows."""
-    return product(_unit(x), _unit(y).mT).double().clamp_(-1, 1)
+    left, right = _unit(x), _unit(y)
+    zero = torch.zeros(*x.shape[:-1], y.shape[-2], dtype=torch.float64, device=x.device)
+    found = over_columns(zero, lambda part: product(left[..., part], right[..., part].mT).double())
+    return found.clamp_(-1, 1)
 
 
 def _unit(x: Tensor) -> Tensor:
-    if not x.numel():
+    if not x.shape[:-1].numel():
         return x
-    tiny = torch.finfo(x.dtype).tiny
-    scaled = x / torch.maximum(x.amax(dim=-1), -x.amin(dim=-1)).clamp_(min=tiny)[..., None]
-    return scaled.div_(norms(scaled).clamp_(min=tiny).to(x.dtype)[..., None])
+    scaled = x / _largest(x)
+    return scaled.div_(norms(scaled).clamp_(min=torch.finfo(x.dtype).tiny).to(x.dtype)[..., None])
+
+
+def _largest(x: Tensor) -> Tensor:
+    """[..., n, 1]: the largest entry of each row without its sign, but never 0."""
+    most = x.new_zeros(*x.shape[:-1], 1)
+    if x.shape[-1]:
+        most = torch.maximum(x.amax(dim=-1, keepdim=True), -x.amin(dim=-1, keepdim=True))
+    return largest_of_all(most).clamp_(min=torch.finfo(x.dtype).tiny)
 
 
 def diagonal(matrix: Tensor) -> Tensor:
@@ -190,13 +276,17 @@ def _from_the_middle(x: Tensor, squares: Tensor) -> Tensor:
     half = (x.shape[-2] - 1) // 2
     shorter = squares <= squares.nan_to_num(nan=torch.inf).sort(dim=-1).values[..., half : half + 1]
     weights = shorter.to(x.dtype) / shorter.sum(dim=-1, keepdim=True)
-    found = _zeros(x)
-    for columns in blocks(x):
-        part = x[..., columns]
-        middle = weighted(weights, torch.where(shorter[..., None], part, 0))
-        seen = part.double() - middle.double()[..., None, :]
-        found += seen @ seen.mT
-    return _both_ways(found)
+
+    def of(columns: slice) -> Tensor:
+        mine, found = x[..., columns], _zeros(x)
+        for block in blocks(mine):
+            part = mine[..., block]
+            middle = weighted(weights, torch.where(shorter[..., None], part, 0))
+            seen = part.double() - middle.double()[..., None, :]
+            found += seen @ seen.mT
+        return found
+
+    return _both_ways(over_columns(_zeros(x), of))
 
 
 def _zeros(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
 from holdfast.aggregators.geometry import diagonal, distances
 from holdfast.aggregators.ordered import arranged, by_id, equal_weights, lowest
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register
 from holdfast.core.types import State
 
@@ -32,6 +33,7 @@ class Krum(Aggregator):
         "weights returned": "1 for that client",
         "paper": "Blanchard et al. 2017",
     }
+    reads: ClassVar[Reads] = "gram"
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f + 2"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})

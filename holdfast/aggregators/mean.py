@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, separate
 from holdfast.aggregators.geometry import weighted
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register
 from holdfast.core.types import State
 
@@ -26,6 +27,7 @@ class Mean(Aggregator):
         "weights returned": "the incoming ones",
         "paper": "McMahan et al. 2017",
     }
+    reads: ClassVar[Reads] = "sum"
     coordinatewise: ClassVar[bool] = True
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale"})
 

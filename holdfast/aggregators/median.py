@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.aggregators import ordered
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -30,6 +31,7 @@ class Median(Aggregator):
         ),
         "paper": "Yin et al. 2018",
     }
+    reads: ClassVar[Reads] = "columns"
     uses_priors: ClassVar[bool] = False
     coordinatewise: ClassVar[bool] = True
     condition: ClassVar[str] = "n > 2f"

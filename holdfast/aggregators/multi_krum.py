@@ -12,6 +12,7 @@ from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, i
 from holdfast.aggregators.geometry import distances, weighted
 from holdfast.aggregators.krum import PAPER, crowding, one_by_one
 from holdfast.aggregators.ordered import equal_weights, lowest
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -33,6 +34,7 @@ class MultiKrum(Aggregator):
         ),
         "paper": "Blanchard et al. 2017",
     }
+    reads: ClassVar[Reads] = "gram"
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f + 2"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})

@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate, vectors
 from holdfast.aggregators.geometry import norms, weighted
 from holdfast.aggregators.ordered import equal_weights, lowest
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
@@ -37,6 +38,7 @@ class NormBound(Aggregator):
         ),
         "paper": "Sun et al. 2019",
     }
+    reads: ClassVar[Reads] = "gram"
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     mode: Literal["clip", "drop", "keep-smallest"] = setting("clip", "what happens to long updates")
     bound: float | None = setting(None, "largest length of an update; none: relative to the median", gt=0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.geometry import blocks
+from holdfast.aggregators.geometry import blocks, total
 from holdfast.core.device import to_device
 
 _FEW = 32
@@ -74,7 +74,7 @@ def median(x: Tensor, ids: Tensor, lower: bool = False) -> tuple[Tensor, Tensor]
     for columns in blocks(x):
         value[..., columns], found = _middle(*columns_in_order(x, order, columns), middle)
         counts += found
-    return value, spread(counts, order, x.dtype)
+    return value, spread(total(counts), order, x.dtype)
 
 
 def _middle(values: Tensor, places: Tensor, middle: slice) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,14 @@ clients can be computed together."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.core.columns import Columns, current, sharing, warn_of_rows
 from holdfast.core.device import on_host, to_device
 from holdfast.core.together import Computation, stacked
 from holdfast.core.types import State
@@ -26,6 +27,8 @@ class Reduction(Computation):
     w: Tensor
     state: State
     ctx: AggregationContext
+    columns: Columns | None = field(default_factory=current)
+    """Which columns of the updates are here, where several processes share them; the aggregate is whole."""
 
     def on_device(self) -> bool:
         return self.x.device.type != "cpu"
@@ -48,6 +51,32 @@ class Reduction(Computation):
         )
 
     def alone(self) -> Reduced:
+        if self.columns is None:
+            return self._reduced()
+        if self.rule.reads == "rows":
+            return self._gathered(self.columns)._reduced()
+        with sharing(self.columns):
+            found = self._mine(self.columns)._reduced()
+        state = {
+            name: self.columns.whole(value) if _per_column(value) else value
+            for name, value in found.state.items()
+        }
+        return found._replace(value=self.columns.whole(found.value), state=state)
+
+    def _gathered(self, columns: Columns) -> Reduction:
+        """The same on whole updates."""
+        warn_of_rows(f"aggregator '{self.rule.name}'", len(self.x), columns.total, self.x.element_size())
+        root = None if self.ctx.root is None else columns.whole(self.ctx.root)
+        return replace(self, x=columns.whole(self.x), ctx=replace(self.ctx, root=root), columns=None)
+
+    def _mine(self, columns: Columns) -> Reduction:
+        """The same with the columns that this process has of the memory and of what else has some."""
+        mine = {
+            name: columns.mine(value) if _per_column(value) else value for name, value in self.state.items()
+        }
+        return replace(self, state=mine, ctx=replace(self.ctx, received=columns.mine(self.ctx.received)))
+
+    def _reduced(self) -> Reduced:
         x, w, state, ctx = self.x, self.w, self.state, self.ctx
         if not self.on_device() or self.rule.works_on_device():
             return _weights_on_host([Reduced(*self.rule(x, w, state, ctx))])[0]
@@ -74,3 +103,9 @@ def _weights_on_host(found: list[Reduced]) -> list[Reduced]:
         return found
     weights = torch.stack([one.weights for one in found]).cpu()
     return [one._replace(weights=weights[place]) for place, one in enumerate(found)]
+
+
+def _per_column(value: Tensor) -> bool:
+    """Whether a tensor of a rule's memory has a number for each column of the updates: ids are counted, what
+    belongs to columns is measured."""
+    return value.ndim > 0 and value.is_floating_point()

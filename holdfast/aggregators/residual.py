@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
-from holdfast.aggregators.geometry import blocks, weighted
+from holdfast.aggregators.geometry import blocks, over_columns, weighted
 from holdfast.aggregators.ordered import by_id, columns_in_order
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -39,6 +40,7 @@ class Residual(Aggregator):
         ),
         "paper": "Fu et al. 2019",
     }
+    reads: ClassVar[Reads] = "columns"
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n >= 3 and n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
@@ -66,17 +68,23 @@ class Residual(Aggregator):
         return separate(*self.reweighted(x, ids_of(contexts)), states)
 
     def reweighted(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        order = by_id(ids, x)
-        corrected, trust = torch.empty_like(x), torch.zeros(order.shape, dtype=torch.float64, device=x.device)
-        for columns in blocks(x, times=x.shape[-2]):
-            values, places = columns_in_order(x, order, columns)
-            line, confidence = (part.view(values.shape) for part in self.confidence(values.flatten(0, -2)))
-            values = torch.where(confidence < self.threshold, line, values)
-            counts = confidence * confidence.std(dim=-1, keepdim=True)
-            corrected[..., columns] = (
-                torch.empty_like(values).scatter_(-1, places, values).mT
-            )  # rows in the order of ids
-            trust += torch.empty_like(counts).scatter_(-1, places, counts).double().sum(dim=-2)
+        order, corrected = by_id(ids, x), torch.empty_like(x)
+        zero = torch.zeros(order.shape, dtype=torch.float64, device=x.device)
+
+        def of(columns: slice) -> Tensor:
+            mine, fixed, trust = x[..., columns], corrected[..., columns], torch.zeros_like(zero)
+            for block in blocks(mine, times=x.shape[-2]):
+                values, places = columns_in_order(mine, order, block)
+                flat = self.confidence(values.flatten(0, -2))
+                line, confidence = (part.view(values.shape) for part in flat)
+                values = torch.where(confidence < self.threshold, line, values)
+                counts = confidence * confidence.std(dim=-1, keepdim=True)
+                # rows in the order of ids
+                fixed[..., block] = torch.empty_like(values).scatter_(-1, places, values).mT
+                trust += torch.empty_like(counts).scatter_(-1, places, counts).double().sum(dim=-2)
+            return trust
+
+        trust = over_columns(zero, of)
         most = trust.amax(dim=-1, keepdim=True)
         weights = (trust / most).nan_to_num_(nan=1.0).square_()  # no client differs anywhere: 0 / 0
         weights = (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, separate
 from holdfast.aggregators.geometry import diagonal, norms, seen_from, to_mixture, weighted
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
@@ -46,6 +47,10 @@ class RFA(Aggregator):
     per_layer: bool = setting(
         False, "one geometric median for each tensor instead of one for the whole update"
     )
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        return "rows" if self.per_layer else "gram"  # a process has parts of tensors
 
     def least(self, f: int) -> int:
         return 2 * f + 1

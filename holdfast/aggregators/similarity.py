@@ -4,13 +4,14 @@ computed together."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.aggregators.geometry import cosines_between, norms
+from holdfast.core.columns import Columns, current, sharing
 from holdfast.core.together import Computation, stacked
 
 
@@ -20,6 +21,7 @@ class Cosines(Computation):
 
     x: Tensor
     y: Tensor
+    columns: Columns | None = field(default_factory=current)
 
     def on_device(self) -> bool:
         return self.x.device.type != "cpu"
@@ -28,7 +30,8 @@ class Cosines(Computation):
         return Cosines, tuple(self.x.shape), tuple(self.y.shape), self.x.dtype, self.x.device
 
     def alone(self) -> Tensor:
-        return cosines_between(self.x, self.y).cpu()
+        with sharing(self.columns):
+            return cosines_between(self.x, self.y).cpu()
 
     def together(self, others: Sequence[Any]) -> list[Tensor] | None:
         of = [self, *others]
@@ -42,6 +45,7 @@ class Lengths(Computation):
 
     x: Tensor
     centre: Tensor | None = None
+    columns: Columns | None = field(default_factory=current)
 
     def on_device(self) -> bool:
         return self.x.device.type != "cpu"
@@ -50,7 +54,8 @@ class Lengths(Computation):
         return Lengths, tuple(self.x.shape), self.x.dtype, self.x.device, self.centre is None
 
     def alone(self) -> Tensor:
-        return norms(self.x, self.centre).cpu()
+        with sharing(self.columns):
+            return norms(self.x, self.centre).cpu()
 
     def together(self, others: Sequence[Any]) -> list[Tensor] | None:
         of = [self, *others]

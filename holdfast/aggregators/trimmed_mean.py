@@ -18,9 +18,10 @@ from holdfast.aggregators.base import (
     separate,
     whole_or_share,
 )
-from holdfast.aggregators.geometry import blocks
+from holdfast.aggregators.geometry import blocks, total
 from holdfast.aggregators.median import PAPER
 from holdfast.aggregators.ordered import by_id, columns_in_order, spread, tally
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -39,6 +40,7 @@ class TrimmedMean(Aggregator):
         "variants and options": "`trim`: another q, a number or a share; FedCAP: half of f, FedCPA: 1 of 10",
         "paper": "Yin et al. 2018",
     }
+    reads: ClassVar[Reads] = "columns"
     uses_priors: ClassVar[bool] = False
     coordinatewise: ClassVar[bool] = True
     condition: ClassVar[str] = "n > 2f and n > 2 trim"
@@ -84,7 +86,7 @@ def trimmed(x: Tensor, ids: Tensor, q: int) -> tuple[Tensor, Tensor]:
     for columns in blocks(x):
         value[..., columns], found = _between(*columns_in_order(x, order, columns), q)
         kept += found
-    return value, spread(kept, order, x.dtype)
+    return value, spread(total(kept), order, x.dtype)
 
 
 def _between(values: Tensor, places: Tensor, q: int) -> tuple[Tensor, Tensor]:

@@ -8,15 +8,22 @@ their order."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+Reads = Literal["sum", "columns", "gram", "rows"]
+"""How a rule reads a stack that several processes share: a weighted sum of the rows; each column by itself;
+lengths, distances or products of rows, which the processes add up; or whole rows, which each process then has
+to gather."""
+READS: tuple[Reads, ...] = ("sum", "columns", "gram", "rows")
+"""From what needs least of other processes to what needs most."""
 PIECES = 64
 """At most so many pieces; more processes than this have nothing to do while servers compute."""
 ALIGNED = 64
@@ -37,6 +44,27 @@ class Ranks(Protocol):
 
     def fold(self, start: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
         """`add` of the last rank, of ... of the first, of `start`; the result is on every rank."""
+
+    def agree(self, mine: Any) -> list[Any]:
+        """What every rank says, in their order: plain data that JSON can hold."""
+
+
+class OneRank:
+    """A single process that has all columns. It computes in the same order as several do."""
+
+    rank, count = 0, 1
+
+    def gather(self, value: Tensor) -> list[Tensor]:
+        return [value]
+
+    def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        return list(parts)
+
+    def fold(self, start: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
+        return add(start)
+
+    def agree(self, mine: Any) -> list[Any]:
+        return [mine]
 
 
 def edges_of(total: int) -> tuple[int, ...]:
@@ -76,6 +104,15 @@ class Columns:
         """[..., total] of the parts [..., own] of all processes."""
         return torch.cat(self.ranks.gather(mine.contiguous()), dim=-1)
 
+    def of_rows(self, rows: Tensor, owners: Tensor) -> Tensor:
+        """[n, own columns] of all rows, where each process has some whole ones: `owners` [n] says which of
+        all rows are whose, `rows` are those of this process, in this order."""
+        sent = [rows[:, self.of_rank(rank)].contiguous() for rank in range(self.ranks.count)]
+        found = rows.new_empty(len(owners), sent[self.ranks.rank].shape[1])
+        for rank, part in enumerate(self.ranks.exchange(sent)):
+            found[owners == rank] = part
+        return found
+
     def add_up(self, zero: Tensor, parts: Iterable[Tensor]) -> Tensor:
         """The sum of what all pieces give, in their order: `parts` has one tensor for each piece of this
         process, of the shape of `zero`."""
@@ -86,6 +123,15 @@ class Columns:
             return so_far
 
         return self.ranks.fold(zero, add)
+
+
+def warn_of_rows(who: str, n: int, d: int, size: int) -> None:
+    """Say once that each process has to gather whole updates."""
+    warnings.warn(
+        f"{who} reads whole updates, so every process gathers all {n} of them, {n * d * size / 1e6:,.1f} MB",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 _CURRENT: ContextVar[Columns | None] = ContextVar("columns", default=None)

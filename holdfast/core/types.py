@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from holdfast.core.columns import Columns
 from holdfast.core.device import on_host
 from holdfast.core.together import Computation
 
@@ -27,6 +28,8 @@ UNDEFINED = -1.0
 """For a figure that a client does not have, such as the AUC of one class only: what clients send is refused
 where it is not finite."""
 
+UPDATE = "update"
+"""The field that aggregators reduce; of all fields it alone may be shared by several processes."""
 EVALUATE = "evaluate"
 """The task of an evaluation: what a client's models score on its own samples."""
 SCORE = "score"
@@ -114,11 +117,13 @@ class Exchange:
 @dataclass(frozen=True)
 class Uplink:
     """What came back: one row per client that answered and passed screening; `refused` has the others, with
-    reasons."""
+    reasons. Where several processes share the replies, `columns` says which of the columns of the field
+    "update" are here; all other fields are whole."""
 
     ids: Tensor
     fields: Mapping[str, Tensor]
     refused: Mapping[int, str] = field(default_factory=dict)
+    columns: Columns | None = None
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -155,8 +160,20 @@ class Uplink:
 
     def bytes_up(self) -> Tensor:
         """Bytes each client sent."""
-        size = sum(value[:1].numel() * value.element_size() for value in self.fields.values())
+        size = sum(self._width(name) * value.element_size() for name, value in self.fields.items())
         return torch.full_like(self.ids, int(size))
+
+    def _width(self, name: str) -> int:
+        """How many numbers of a field a client sent."""
+        if self.columns is not None and name == UPDATE and len(self):
+            return self.columns.total
+        return self.fields[name][:1].numel()
+
+    def whole(self) -> Uplink:
+        """The same with all columns on every process."""
+        if self.columns is None:
+            return self
+        return replace(self.having(**{UPDATE: self.columns.whole(self[UPDATE])}), columns=None)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from holdfast.core.columns import Reads
 from holdfast.core.registry import Part
 from holdfast.core.types import State, Steps
 
@@ -29,6 +30,9 @@ class Judgement:
 class Detector(Part):
     """Used by `yield from`, so a test that only computes and one that asks a committee are the same kind of
     object."""
+
+    reads: ClassVar[Reads] = "rows"
+    """How it reads the models where several processes share them (core/columns.py)."""
 
     def init(self) -> State:
         return {}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
 from holdfast.aggregators.similarity import Lengths
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.screening import NOT_FINITE
 from holdfast.core.types import State, Steps
@@ -32,6 +33,7 @@ _NOT_FINITE = f"update {NOT_FINITE}"
 class Norm(Detector):
     """Bans clients whose update has a norm above a threshold, or is not finite."""
 
+    reads: ClassVar[Reads] = "gram"
     threshold: float = setting(10.0, "largest length of an update that passes", gt=0)
     unit: Literal["absolute", "median"] = setting(
         "absolute", "unit of the threshold: absolute, or the cohort's median norm"

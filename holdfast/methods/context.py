@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator
 from holdfast.aggregators.reduction import Reduction
 from holdfast.aggregators.similarity import Lengths
+from holdfast.core.columns import sharing, warn_of_rows
 from holdfast.core.device import on_host, to_device
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.generators import relay
@@ -134,7 +136,8 @@ class Context(Guarded):
         """Run the method's own detectors and then the attached ones; each sees only clients that passed the
         ones before. Returns the replies of clients that passed all."""
         clients, (start, _) = up.clients(), self.wire.split(model)
-        answered, lengths = clients.ids, (yield Lengths(clients["update"]))
+        start = start if up.columns is None else up.columns.mine(start)
+        answered, lengths = clients.ids, (yield Lengths(clients["update"], columns=up.columns))
         del clients  # where it is a copy: a cohort may be larger than half of the memory
         refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
         verdict = Verdict(answered)
@@ -143,13 +146,17 @@ class Context(Guarded):
             rows, ids = up.is_client, up.ids[up.is_client]
             counts = up["count"][rows] if "count" in up.fields else None
             seen = replace(self, reference=start, buffers=up["buffers"][rows], counts=counts, refused=refused)
-            models = up["update"][rows] + start
+            models, columns = up["update"][rows] + start, up.columns
+            if columns is not None and detector.reads == "rows":
+                warn_of_rows(f"detector '{name}'", len(models), columns.total, models.element_size())
+                models, seen = columns.whole(models), replace(seen, reference=columns.whole(start))
+                columns = None
             if detector.works_on_device():
                 judging = detector.judge(_under(state, place), seen, models, ids)
             else:
                 own_state = on_host(_under(state, place))
                 judging = _with_replies_on_host(detector.judge(own_state, seen.on_host(), models.cpu(), ids))
-            judged = yield from self.timer.steps("detect", judging)
+            judged = yield from self.timer.steps("detect", relay(judging, during=partial(sharing, columns)))
             state = _without(state, place) | {f"{place}{k}": v for k, v in judged.state.items()}
             scored |= {f"{name}/{k}": (v, ids) for k, v in judged.scores.items()}
             verdict = replace(
@@ -223,7 +230,8 @@ class Context(Guarded):
         ignored = "sample counts" if priors is None else "the method's weights"
         priors = self.priors(up) if priors is None else priors
         value, weights, own, fallback, partial = yield from self.timer.computing(
-            "aggregate", Reduction(self.aggregator, up["update"], priors, _under(state, "aggregator/"), ctx)
+            "aggregate",
+            Reduction(self.aggregator, up["update"], priors, _under(state, "aggregator/"), ctx, up.columns),
         )
         with self.timer.part("aggregate"):
             move, state = self._step(value, state)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of
-from holdfast.aggregators.geometry import product
+from holdfast.aggregators.geometry import mix
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
@@ -39,6 +40,7 @@ class Bucketing(Around):
         "what comes out": "the rule's aggregate; a bucket's weight is shared out among its clients",
         "from": "Karimireddy et al., ICLR 2022",
     }
+    reads: ClassVar[Reads] = "columns"
     s: int = setting(2, "clients in a bucket; the last one may have fewer", ge=1)
     variant: Literal["paper", "authors"] = setting(
         "paper",
@@ -120,7 +122,7 @@ class Bucketing(Around):
         share, total = shares_together(to_device(w, x.device), order, bucket, self.s)
         mixing = x.new_zeros(len(x), count, n).scatter_(1, bucket[:, None], share[:, None].to(x.dtype))
         inside = [self.inside(ctx, n) for ctx in contexts]
-        found = reduce_each(inner, product(mixing, x), total, states, inside)
+        found = reduce_each(inner, mix(mixing, x), total, states, inside)
         weights = stacked([each.weights for each in found])
         weights = weights.gather(-1, bucket) * share.to(weights.dtype)
         return [each._replace(weights=its) for each, its in zip(found, weights, strict=True)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.geometry import norms
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 from holdfast.wrappers.base import Around, reduce_each
@@ -23,6 +24,7 @@ class Clip(Around):
         "what the rule sees": "updates shortened to `norm`, in median norms or absolute",
         "what comes out": "the rule's aggregate",
     }
+    reads: ClassVar[Reads] = "gram"
     norm: float = setting(1.0, "largest length of an update", gt=0)
     unit: Literal["median", "absolute"] = setting(
         "median", "unit of the norm: the cohort's median norm, or absolute"

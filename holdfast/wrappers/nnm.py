@@ -17,8 +17,9 @@ from holdfast.aggregators.base import (
     ids_of,
     whole_or_share,
 )
-from holdfast.aggregators.geometry import diagonal, distances, product, weighted
+from holdfast.aggregators.geometry import diagonal, distances, mix, weighted
 from holdfast.aggregators.ordered import by_id
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.together import stacked
 from holdfast.core.types import State
@@ -42,6 +43,7 @@ class NearestNeighbourMixing(Around):
         "what comes out": "the rule's aggregate; weights are the share of each client in it",
         "from": "Allouah et al., AISTATS 2023",
     }
+    reads: ClassVar[Reads] = "gram"
     f: float | None = setting(
         None,
         "updates left out of each mixture: a number (>= 1) or a share (< 1); none: the rule's own f",
@@ -71,7 +73,7 @@ class NearestNeighbourMixing(Around):
         if near < 1:
             return inner(x, w, state, ctx)._replace(fallback=True)
         mixing = mixtures(x, ctx.ids, near)
-        found = inner(product(mixing, x), w, state, ctx)
+        found = inner(mix(mixing, x), w, state, ctx)
         return found._replace(weights=_of_each(found.weights, mixing))
 
     def reduce_together(
@@ -87,7 +89,7 @@ class NearestNeighbourMixing(Around):
             found = reduce_each(inner, x, w, states, contexts)
             return [each._replace(fallback=True) for each in found]
         mixing = mixtures(x, ids_of(contexts), near)
-        found = reduce_each(inner, product(mixing, x), w, states, contexts)
+        found = reduce_each(inner, mix(mixing, x), w, states, contexts)
         weights = _of_each(stacked([each.weights for each in found]), mixing)
         return [each._replace(weights=own) for each, own in zip(found, weights, strict=True)]
 
