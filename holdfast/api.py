@@ -13,6 +13,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.data import handed_again
 from holdfast.data.handed.kept import with_data
+from holdfast.engine.ranks import here, on_first
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.config_tables import as_table, merge
 from holdfast.experiment.extension import whole_rounds
@@ -275,10 +276,15 @@ def _so_far(path: Path, chosen: Sequence[Config]) -> Sweep:
 
 
 def fresh_folder(base: str | Path = "runs") -> Path:
-    """Return a new path such as runs/20261115-093012, with -2, -3 ... if that exists."""
+    """Return a new path such as runs/20261115-093012, with -2, -3 ... if that exists. Processes that run an
+    experiment together get the same."""
+    return Path(on_first(here(), lambda: str(_fresh(Path(base)))))
+
+
+def _fresh(base: Path) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     for attempt in itertools.count(1):
-        path = Path(base) / (stamp if attempt == 1 else f"{stamp}-{attempt}")
+        path = base / (stamp if attempt == 1 else f"{stamp}-{attempt}")
         if not path.exists():
             return path
     raise AssertionError

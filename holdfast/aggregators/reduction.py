@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.core.columns import Columns, current, sharing, warn_of_rows
+from holdfast.core.columns import Columns, current, reads_of, sharing, warn_of_rows
 from holdfast.core.device import on_host, to_device
 from holdfast.core.together import Computation, stacked
 from holdfast.core.types import State
@@ -53,7 +53,7 @@ class Reduction(Computation):
     def alone(self) -> Reduced:
         if self.columns is None:
             return self._reduced()
-        if self.rule.reads == "rows":
+        if reads_of(self.rule) == "rows":
             return self._gathered(self.columns)._reduced()
         with sharing(self.columns):
             found = self._mine(self.columns)._reduced()

@@ -102,6 +102,8 @@ def _run(args: Sequence[str] | None) -> int:
         )
         return answer if isinstance(answer, int) else 0
     except HoldfastError as error:
+        if _said_by_the_first(error):
+            return 2
         if os.environ.get("HOLDFAST_DEBUG") or _in_a_plugin(error):
             traceback.print_exc()
         return complain(str(error))
@@ -123,6 +125,17 @@ def _run(args: Sequence[str] | None) -> int:
         # another name.
         usage = getattr(error, "format_message", None)
         return _internal_error(error) if usage is None else _usage_error(usage(), getattr(error, "ctx", None))
+
+
+def _said_by_the_first(error: HoldfastError) -> bool:
+    """Whether this is one of several processes that run an experiment together, and the first of them
+    reports the same error."""
+    if "RANK" not in os.environ:
+        return False
+    from holdfast.engine.ranks import RankLost, follows
+
+    own = isinstance(error, RunError) and not isinstance(error, RankLost)
+    return follows() and (not own or str(error).startswith("rank "))
 
 
 def _usage_error(message: str, context: Any) -> int:

@@ -46,8 +46,20 @@ DIVERGED = 3
 the exit code is 0."""
 
 
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        metavar="LIST",
+        help="Train on several devices of this machine, one process on each: all (every GPU), or a list such"
+        " as cuda:0,cuda:1 or cpu,cpu.",
+    ),
+]
+
+
 @app.command()
 def run(
+    context: typer.Context,
     config: Annotated[
         Path | None, typer.Argument(help="TOML file; default: the default settings.", show_default=False)
     ] = None,
@@ -56,6 +68,7 @@ def run(
         Path | None, typer.Option("--out", help="Directory of the run; default: a new one under runs/.")
     ] = None,
     device: Device = None,
+    devices: Devices = None,
     plan: PlanName = None,
     precision: PrecisionName = None,
     memory: Memory = None,
@@ -74,12 +87,17 @@ def run(
     The exit code is 3 if the run diverged: in some round no benign client sent a finite reply, or
     their loss was not finite.
 
+    With --devices, or under torchrun, several processes run the experiment together: each trains some of the
+    clients.
+
     \b
     Examples:
       holdfast run
       holdfast run --set method.name=ditto --set train.rounds=20
       holdfast run config.toml --out runs/first --json
       holdfast run config.toml --track tensorboard
+      holdfast run config.toml --devices all
+      torchrun --nproc-per-node 8 -m holdfast run config.toml --out runs/big
 
 
     """
@@ -92,6 +110,8 @@ def run(
         cells = read_cells(
             config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin
         )
+        if devices is not None and not is_grid(cells):
+            return on_devices(context, devices, device, out or new_folder())
         folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
         if is_grid(cells):
             statuses = run_sweep(cells, folder, plugin, track=track)
@@ -111,6 +131,7 @@ def run(
 
 @app.command()
 def resume(
+    context: typer.Context,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Directory of the run or sweep.", show_default=False)
     ],
@@ -121,6 +142,7 @@ def resume(
         ),
     ] = None,
     device: Device = None,
+    devices: Devices = None,
     retry: Retry = False,
     plugin: Plugins = None,
     track: Track = None,
@@ -144,6 +166,7 @@ def resume(
       holdfast resume runs/20261115-093012
       holdfast resume runs/20261115-093012 --rounds 100
       holdfast resume runs/mine --plugin mine.py
+      holdfast resume runs/big --devices all
 
 
     """
@@ -155,6 +178,8 @@ def resume(
         from holdfast.sweeps.session import resume as continue_run
         from holdfast.tracking import tracked
 
+        if devices is not None and not is_sweep(folder):
+            return on_devices(context, devices, device, folder)
         plugins = [str(p) for p in plugin or []]
         with (
             Follow(to_stderr()) as follow,
@@ -171,6 +196,19 @@ def resume(
         if many
         else finish(folder, results[0], as_json, plugin, explain)
     )
+
+
+def on_devices(context: typer.Context, devices: str, device: str | None, folder: Path) -> int:
+    """Run this command again, once on each device."""
+    from holdfast.cli.rank_processes import options_again, run_on
+    from holdfast.core.devices import parse_devices
+
+    if device is not None:
+        raise ConfigError("--devices and --device both name devices; leave one of them out")
+    names = parse_devices(devices)
+    kind = names[0].partition(":")[0]
+    out = {} if "out" not in context.params else {"out": folder}
+    return run_on(names, options_again(context, devices=None, device=kind, **out), folder)
 
 
 def read_cells(
@@ -247,10 +285,13 @@ def finish(
     folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Path] | None, explain: bool = False
 ) -> int:
     """Print the result of a run, as a table or as JSON."""
+    from holdfast.engine.ranks import follows
     from holdfast.report.instability import unstable
     from holdfast.report.read_runs import one_each, read_records
     from holdfast.report.table import tabulate
 
+    if follows():
+        return 0
     if as_json:
         print_json(result)
     else:

@@ -28,9 +28,10 @@ from holdfast.storage.write_behind import WriteBehind
 
 
 class Engine(Protocol):
-    """What answers exchanges: the simulator, or a Flower server with real clients. One with a true
-    `writes_behind` may be asked for the next round while a round is still being committed; one with a true
-    `replies_on_device` leaves what clients send there, and is given models that are there."""
+    """What answers exchanges: the simulator, several of them, or a Flower server with real clients. One with
+    a true `writes_behind` may be asked for the next round while a round is still being committed; one with a
+    true `replies_on_device` leaves what clients send there, and is given models that are there; one with a
+    `commit` commits rounds itself."""
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
 
@@ -97,7 +98,8 @@ def drive(
                 failed(driver)
 
     with closing(engine), closing(WriteBehind()) as behind:
-        commits = Commits(behind if getattr(engine, "writes_behind", False) else None, after, report_failures)
+        beside = behind if getattr(engine, "writes_behind", False) else None
+        commits = Commits(beside, after, report_failures, getattr(engine, "commit", commit_all))
         _run_to_end(engine, drivers, after, commits)
         report_failures(math.inf)
 
@@ -110,6 +112,8 @@ class Commits:
     """What commits while the next round is under way; without it, every commit is waited for."""
     after: Callable[[RunDriver], None]
     report_failures: Callable[[float], None]
+    at_once: Callable[[Sequence[PreparedRound]], None] = commit_all
+    """Commits rounds and waits for it."""
     on_their_way: list[RunDriver] = field(default_factory=list)
     round: int = 0
     began: float = field(default_factory=time.perf_counter)
@@ -121,7 +125,7 @@ class Commits:
         self.arrived(within=None)
         began, self.began = self.began, time.perf_counter()
         if self.behind is None or not self.behind.begin(ready, each):
-            commit_all(ready)
+            self.at_once(ready)
             self.report_failures(ready[0].round)
             return
         self.on_their_way, self.round = drivers, ready[0].round

@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.attacks.adversary import Adversary
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
+from holdfast.core.share import Share
 from holdfast.core.types import ROOT, Exchange
 from holdfast.data.federation import ClientRows, Federation, Padded
 from holdfast.local.fit import Recipe
@@ -70,6 +71,8 @@ class RunContext:
     round: int = 0
     home: torch.device = torch.device("cpu")
     """Where what clients send is kept, and where the server, attacks and screening compute."""
+    share: Share | None = None
+    """Which clients this process has, where several run the experiment together."""
     _wire: tuple[int, Tensor, Wire] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

@@ -106,9 +106,13 @@ class Simulator:
         return [answers[place] for place in range(len(calls))]
 
     def _answer_group(self, calls: list[Call]) -> list[Uplink]:
-        """Chunk by chunk, so that memory is bounded: few results exist at a time."""
+        return self.received(calls, self.performed(calls))
+
+    def performed(self, calls: list[Call]) -> list[Uplink]:
+        """What honest clients send. Chunk by chunk, so that memory is bounded: few results exist at a
+        time."""
         context = calls[0].run_context
-        replies = Replies(calls, _schema(calls[0]), context.home, self.plans[context.plan_key].memory)
+        replies = Replies(calls, schema_for(calls[0]), context.home, self.plans[context.plan_key].memory)
         chunks = self._split(calls)
         with closing(self._execute(chunks)) as results:
             for chunk, (state, sent) in zip(chunks, results, strict=True):
@@ -117,10 +121,15 @@ class Simulator:
                     state, sent = None, {}
                     if self.device.type == "cpu":
                         give_back_memory()
-        items = [(call, _schema(call), replies.of(place)) for place, call in enumerate(calls)]
+        items = [(call, schema_for(call), replies.of(place)) for place, call in enumerate(calls)]
         each(lambda item: self._protect(*item), items)
-        attacked = in_lockstep([self._attack(*item) for item in items], each)
-        return self._screen(calls, [schema for _, schema, _ in items], attacked)
+        return [Uplink(call.exchange.to, reply) for call, _, reply in items]
+
+    def received(self, calls: list[Call], sent: list[Uplink]) -> list[Uplink]:
+        """What the servers are given, after malicious clients changed what they send, and screening."""
+        schemas = [schema_for(call) for call in calls]
+        attacked = in_lockstep([self._attack(*item) for item in zip(calls, schemas, sent, strict=True)], each)
+        return self._screen(calls, schemas, attacked)
 
     # ---- its stages
 
@@ -214,13 +223,10 @@ class Simulator:
             ).items():
                 reply[name][row : row + 1] = value
 
-    def _attack(
-        self, call: Call, schema: Schema, reply: Mapping[str, Tensor]
-    ) -> Generator[Computation, Any, Uplink]:
+    def _attack(self, call: Call, schema: Schema, up: Uplink) -> Generator[Computation, Any, Uplink]:
         """The reply as the malicious clients send it. Evaluation is not attacked. On a device, attackers
         write into the replies, which then stay next to each other."""
         run_context, ex = call.run_context, call.exchange
-        up = Uplink(ex.to, reply)
         if ex.task == EVALUATE or not len(ex.to):
             return up
         key, in_place = run_context.key.fold("attack", run_context.round, ex.step), _on_device(call)
@@ -304,6 +310,6 @@ def _on_device(call: Call) -> bool:
     return call.run_context.home.type != "cpu"
 
 
-def _schema(call: Call) -> Schema:
+def schema_for(call: Call) -> Schema:
     context = call.run_context
     return schema_of(context.rule, call.exchange, context.wire(), context.measure)

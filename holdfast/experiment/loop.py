@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.adversary import Adversary
+from holdfast.core.columns import Ranks
 from holdfast.core.device import to_device
 from holdfast.core.flat import Wire
 from holdfast.core.generators import Steps, relay
 from holdfast.core.keys import Key
+from holdfast.core.share import Share
 from holdfast.core.together import Computation
 from holdfast.core.types import ROOT, Exchange, State, Verdict
 from holdfast.data.federation import Samples, build_federation
@@ -43,7 +45,15 @@ class Experiment:
     """One experiment. It is built from a config without writing to the disk; `steps` then goes through its
     rounds, in a run directory that the caller has opened."""
 
-    def __init__(self, config: Config, out: Path, label: str = "", samples: Samples | None = None):
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        label: str = "",
+        samples: Samples | None = None,
+        ranks: Ranks | None = None,
+    ):
+        """`ranks` are the processes that run the experiment together; none: this one alone."""
         self.config, self.out, self.label = config, Path(out), label or Path(out).name
         self.parts: Parts = config.parts()
         self.method = self.parts.method
@@ -89,6 +99,9 @@ class Experiment:
             self.federation,
             self.adversary,
         )
+        if ranks is not None:
+            self.store.follows = ranks.rank > 0
+            self.run_context.share = Share.by_work(ranks, self.federation.train.counts)
         self.privacy = PrivacyAccount.of(config.privacy, self.run_context)
         self.meter = Meter(self.rule.quiet)
         self.finished: dict[str, Any] | None = None

@@ -118,6 +118,7 @@ def _broken(manifest: Mapping[str, Any]) -> list[str]:
         ),
         "plugins": are_words(manifest.get("plugins", [])),
         "client_names": are_words(manifest.get("client_names", [])),
+        "ranks": is_whole(manifest.get("ranks", 1), least=1),
     }
     return [name for name, fits in good.items() if not fits]
 
@@ -269,12 +270,20 @@ def manifest_of(
         ),
         "clients": experiment.federation.clients,
         **_client_names(experiment),
+        **_ranks(experiment),
         "parameters": experiment.network.layout.parameters,
         "malicious": (
             "redrawn every round" if experiment.adversary.redraws else experiment.adversary.malicious.tolist()
         ),
         "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _ranks(experiment: Experiment) -> dict[str, int]:
+    """How many processes began the run together. Any number goes on with the same bits, also one, as long as
+    it computes as several do."""
+    share = experiment.run_context.share
+    return {} if share is None else {"ranks": share.ranks.count}
 
 
 def _client_names(experiment: Experiment) -> dict[str, list[str]]:

@@ -90,16 +90,21 @@ class _ThreadTrial:
 
 
 def plan_together(
-    experiments: list[Experiment], device: torch.device, asked: int | None
+    experiments: list[Experiment], device: torch.device, asked: int | None, may_fork: bool = True
 ) -> tuple[int, dict[str, Forecast]]:
     """How many threads, and a plan for each network. Small tensors gain nothing from a second thread, and on
     a busy machine threads wait for each other, so one thread is taken unless more are clearly faster; beside
     a GPU, one for each of several experiments (engine/host_threads.py), and all for a single one; worker
     processes, which cost memory and can fail, where they are clearly faster than either and the run is long
-    enough for it to matter."""
+    enough for it to matter, and if this process `may_fork`."""
     most, workers = torch.get_num_threads(), experiments[0].config.engine.workers
     if workers is not None and workers > 1:
         _check_workers(device, asked)
+        if not may_fork:
+            raise ConfigError(
+                "engine.workers: several processes run this experiment already; leave it out, or start more"
+                " of them"
+            )
         return 1, _forecasts(experiments, device, workers)
     beside = most if len(experiments) == 1 else 1
     counts = [asked] if asked else [beside] if device.type != "cpu" else sorted({1, most})
@@ -109,7 +114,7 @@ def plan_together(
     if (
         workers == 1
         or device.type != "cpu"
-        or not can_fork()
+        or not (may_fork and can_fork())
         or cores == 1
         or (asked or 1) > 1
         or _training_seconds(best, experiments) < _LONG

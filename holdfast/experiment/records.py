@@ -135,6 +135,8 @@ def _prepare(
 
 def write_result(experiment: Experiment) -> dict[str, Any]:
     """Write the final figures beside the protocol by which they were measured, and return both."""
+    if experiment.store.follows:  # the process that writes them returns them
+        return {"run_dir": str(experiment.out)}
     config, participation, adversary = experiment.config, experiment.participation, experiment.adversary
     parts = experiment.store.parts(experiment.run_context.round)
     final = metrics.of_run(

@@ -47,9 +47,11 @@ class RunTerms:
     device: str
 
 
-def agree(experiments: list[Experiment], device: str, watch: RunCallbacks) -> RunTerms:
+def agree(experiments: list[Experiment], device: str, watch: RunCallbacks, may_fork: bool = True) -> RunTerms:
     """Choose by trial how these experiments are trained together, and report the choice."""
-    threads, forecasts = plan_together(experiments, pick_device(device), experiments[0].config.engine.threads)
+    threads, forecasts = plan_together(
+        experiments, pick_device(device), experiments[0].config.engine.threads, may_fork
+    )
     for name, forecast in forecasts.items():
         mine = [e for e in experiments if e.run_context.plan_key == name]
         watch.say(sentence(forecast, mine, threads, watch.tell_cost))

@@ -6,12 +6,16 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.columns import Ranks
 from holdfast.core.errors import ConfigError
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import keep_all
+from holdfast.engine.distributed import by_ranks
+from holdfast.engine.ranks import on_all, on_first
 from holdfast.experiment.config import Config
 from holdfast.experiment.extension import check_extension, extend, with_rounds
 from holdfast.experiment.given_again import how_to_resume
@@ -41,24 +45,48 @@ from holdfast.storage.status import forget_failure
 
 
 def start_run(
-    label: str, config: Config, out: Path, watch: RunCallbacks, plugins: Sequence[str], engine: MakeEngine
+    label: str,
+    config: Config,
+    out: Path,
+    watch: RunCallbacks,
+    plugins: Sequence[str],
+    engine: MakeEngine,
+    ranks: Ranks | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
-    """Run a new experiment in `out`; if it fails, its error is raised."""
-    start_device(config.engine.device)
-    experiment = Experiment(config, out, label)
-    _refuse_taken(out)
-    terms = agree(
-        [experiment], config.engine.device, watch
-    )  # before anything is written: a model that fails leaves nothing
+    """Run a new experiment in `out`; if it fails, its error is raised. Of several `ranks` that run it
+    together, each has a `device` of its own, and the first writes the directory."""
+    start_device(device or config.engine.device)
+    experiment = on_all(ranks, lambda: Experiment(config, out, label, ranks=ranks))
+    on_first(ranks, lambda: _refuse_taken(out))
+    # before anything is written: a model that fails leaves nothing
+    terms = on_all(ranks, lambda: agree([experiment], device or config.engine.device, watch, ranks is None))
+    terms = terms if ranks is None else _of_first(ranks, terms)
     fresh = not out.exists()
-    with _locked(experiment), _tidied(out, fresh):
+
+    def begin() -> None:
         _refuse_taken(out)  # another process may have been faster
         keep_all([config], out, watch.say)
-        experiment.store.write_json(
-            "manifest.json",
-            manifest_of(experiment, terms.plans[0], terms.threads, terms.device, [experiment.label], plugins),
+        manifest = manifest_of(
+            experiment,
+            terms.plans[0],
+            terms.threads,
+            config.engine.device if ranks else terms.device,
+            [experiment.label],
+            plugins,
         )
+        experiment.store.write_json("manifest.json", manifest)
+
+    with _locked(experiment, ranks), _tidied(out, fresh and not experiment.store.follows):
+        on_first(ranks, begin)
         return _run_one(experiment, terms, engine, watch)
+
+
+def _of_first(ranks: Ranks, terms: RunTerms) -> RunTerms:
+    """The plan and threads that the first rank chose, since their bits must be the same; the device is this
+    rank's own."""
+    plan, threads = ranks.agree([asdict(terms.plans[0]), terms.threads])[0]
+    return RunTerms((Plan(**plan),), threads, terms.device)
 
 
 def resume_run(
@@ -69,6 +97,7 @@ def resume_run(
     config: Config | None,
     data: Sequence[HandedOver] = (),
     rounds: int | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """Continue a run under the plan and threads it began with, to its end or to more `rounds`. A run that was
     given Python objects needs its config again."""
@@ -87,8 +116,8 @@ def resume_run(
         _check_alone(out, manifest)
         check_extension(out, chosen, rounds)
         chosen = with_rounds(chosen, rounds)
-    experiment = Experiment(chosen, out, manifest["label"])
-    check_same(experiment, manifest)
+    experiment = on_all(ranks, lambda: Experiment(chosen, out, manifest["label"], ranks=ranks))
+    on_all(ranks, lambda: check_same(experiment, manifest))
     if experiment.store.result() is None:
         warn_of_objects(out, experiment.config)
     if len(manifest["group"]) > 1:
@@ -96,10 +125,14 @@ def resume_run(
             "resuming one cell of a sweep alone: on plan vmap its last bits, and those of the cells it ran"
             " with, may differ; resume the sweep's folder for the same bits"
         )
-    with _locked(experiment):
+
+    def begin() -> None:
         if rounds is not None:
             extend(experiment.store, manifest, rounds)
         forget_failure(experiment.out)  # a run that is named explicitly is tried again
+
+    with _locked(experiment, ranks):
+        on_first(ranks, begin)
         return _run_one(experiment, terms, engine, watch)
 
 
@@ -115,6 +148,8 @@ def _run_one(
     experiment: Experiment, terms: RunTerms, engine: MakeEngine, watch: RunCallbacks
 ) -> dict[str, Any]:
     before = experiment.store.round()
+    if experiment.run_context.share is not None:
+        engine = by_ranks(experiment.run_context)
     (driver,) = run_together([experiment], terms, engine, watch, contain=False)
     if driver.error is None:
         return driver.result
@@ -150,8 +185,11 @@ def _refuse_taken(out: Path) -> None:
 
 
 @contextmanager
-def _locked(experiment: Experiment) -> Iterator[None]:
-    experiment.store.open()
+def _locked(experiment: Experiment, ranks: Ranks | None) -> Iterator[None]:
+    def take() -> None:
+        experiment.store.open()
+
+    on_first(ranks, take)
     try:
         yield
     finally:

@@ -3,6 +3,9 @@ model."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from holdfast.core.columns import Reads
 from holdfast.core.types import Round, State
 from holdfast.methods.base import ServerRule
 from holdfast.methods.context import Context
@@ -11,6 +14,8 @@ from holdfast.methods.context import Context
 class Averaging(ServerRule):
     """w <- w + server_lr * aggregate of (w_k - w), by the experiment's aggregator; with `mean` this is
     FedAvg's Algorithm 1."""
+
+    reads: ClassVar[Reads] = "columns"
 
     def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]

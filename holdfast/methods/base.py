@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from holdfast.core.columns import Reads
 from holdfast.core.flat import Wire
 from holdfast.core.registry import Part, declared
 from holdfast.core.types import Exchange, Field, Round, Schema, State, Steps, Verdict, broadcast
@@ -145,6 +146,11 @@ class FinishedRun(Protocol):
 class ServerRule:
     """The server half: state and uplinks in, state and verdict out. A round is a generator that yields
     Exchanges and is sent Uplinks."""
+
+    reads: ClassVar[Reads] = "rows"
+    """How it reads the updates where several processes share them (core/columns.py). "columns": it hands them
+    to `ctx.judge` and `ctx.merge` and looks at no update itself, so each process has columns of all of them.
+    "rows": each process gathers whole updates."""
 
     def __init__(self, method: Method):
         self.method = method

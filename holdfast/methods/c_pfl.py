@@ -19,6 +19,7 @@ import torch
 from pydantic import StrictBool, field_validator
 from torch import Tensor
 
+from holdfast.core.columns import Reads
 from holdfast.core.flat import Wire
 from holdfast.core.registry import build, register, setting
 from holdfast.core.types import UNDEFINED, Field, Round, Schema, State, Steps, Uplink, Verdict
@@ -96,6 +97,7 @@ class CPflServer(ServerRule):
     """Train, let the committee judge, average the accepted models, send feedback; in the end, ask for the
     tuning."""
 
+    reads: ClassVar[Reads] = "columns"
     method: CPfl
 
     def round(self, state: State, ctx: Context) -> Round:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Round, State, Steps
 from holdfast.local.client import Local, Received
@@ -108,6 +109,8 @@ def _by_channel(private: Tensor, axis: int) -> Tensor:
 
 class Narrowing(ServerRule):
     """FedAvg's server, whose model loses what becomes private as the private share grows."""
+
+    reads: ClassVar[Reads] = "columns"
 
     def init(self, ctx: Context) -> State:
         return {"model": ctx.initial, "index": ctx.wire.index}

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator
 from holdfast.aggregators.reduction import Reduction
 from holdfast.aggregators.similarity import Lengths
-from holdfast.core.columns import sharing, warn_of_rows
+from holdfast.core.columns import reads_of, sharing, warn_of_rows
 from holdfast.core.device import on_host, to_device
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.generators import relay
@@ -147,7 +147,7 @@ class Context(Guarded):
             counts = up["count"][rows] if "count" in up.fields else None
             seen = replace(self, reference=start, buffers=up["buffers"][rows], counts=counts, refused=refused)
             models, columns = up["update"][rows] + start, up.columns
-            if columns is not None and detector.reads == "rows":
+            if columns is not None and reads_of(detector) == "rows":
                 warn_of_rows(f"detector '{name}'", len(models), columns.total, models.element_size())
                 models, seen = columns.whole(models), replace(seen, reference=columns.whole(start))
                 columns = None

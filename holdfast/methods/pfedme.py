@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Round, State
 from holdfast.local.client import Local, Received
@@ -111,6 +112,7 @@ class PFedMeClient(ClientRule):
 class PFedMeServer(ServerRule):
     """Averaging with a step of beta."""
 
+    reads: ClassVar[Reads] = "columns"
     method: PFedMe
 
     def round(self, state: State, ctx: Context) -> Round:

@@ -60,6 +60,9 @@ class RowStore:
         self._slots: dict[int, int] = {}
         """Records that an engine also has on its device, and where (engine/device_rows.py)."""
         self._free_slots: list[int] = []
+        self._reserved: dict[int, int] = {}
+        """Records for rows that this process, or another that runs the experiment with it, may stage in the
+        exchange that is under way."""
         self._kept: dict[int, int] = {}
         """Records staged before the exchange that is under way: `restore` goes back to them."""
         self._end = max(self.place.values(), default=-1) + 1
@@ -90,6 +93,7 @@ class RowStore:
 
     def keep(self) -> None:
         """Remember what is staged now: an exchange that fails half way is taken back by `restore`."""
+        self.adopt(staged=False)  # of an exchange that failed
         replaced = set(self._kept.values()) - set(self.staged.values())
         self._kept = dict(self.staged)
         self._release(replaced)
@@ -99,6 +103,22 @@ class RowStore:
         dropped = set(self.staged.values()) - set(self._kept.values())
         self.staged = dict(self._kept)
         self._release(dropped)
+
+    def reserve(self, ids: Tensor) -> None:
+        """Choose the records of these clients before their rows are staged: several processes, which stage
+        the rows of different clients, choose the same."""
+        self.wait()
+        for client in ids.tolist():
+            self._reserved[client] = self._new_record()
+
+    def adopt(self, staged: bool) -> None:
+        """The exchange is done: where rows were staged, by whichever process, those of all clients have
+        the records that were reserved; otherwise these are free again."""
+        records, self._reserved = self._reserved, {}
+        if staged:
+            self.staged |= records
+        else:
+            self._release(set(records.values()))
 
     def present(self, ids: Tensor) -> Tensor:
         return torch.tensor(
@@ -260,12 +280,18 @@ class RowStore:
 
     def _record(self, client: int) -> int:
         """The record for a client's new row: never a committed one, nor one that `restore` may need."""
-        if client not in self.staged or self.staged[client] == self._kept.get(client):
-            if not self._free:
-                self._free.append(self._end)
-                self._end += 1
-            self.staged[client] = heapq.heappop(self._free)
+        if client in self._reserved:
+            self.staged[client] = self._reserved.pop(client)
+        elif client not in self.staged or self.staged[client] == self._kept.get(client):
+            self.staged[client] = self._new_record()
         return self.staged[client]
+
+    def _new_record(self) -> int:
+        """The lowest record that is free."""
+        if not self._free:
+            self._free.append(self._end)
+            self._end += 1
+        return heapq.heappop(self._free)
 
     def _known(self) -> dict[str, _Column]:
         """The columns of a record, read from the disk if need be."""

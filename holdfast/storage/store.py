@@ -81,6 +81,9 @@ class Store:
         """The commit that a thread is doing, until `settle_all`; that thread alone writes here meanwhile."""
         self.also: Callable[[], Mapping[str, Any]] = dict
         """Further entries for the head file: a federation names its ledger there."""
+        self.follows = False
+        """Whether another process writes this run, of several that run it together; this one then writes
+        private rows alone."""
 
     def open(self) -> Store:
         """Create the directory if need be and take its lock; a second process is refused."""
@@ -106,7 +109,8 @@ class Store:
             self._lock = None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_json(self.path / name, content)
+        if not self.follows:
+            write_json(self.path / name, content)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         return read_json(self.path / name)
@@ -114,6 +118,8 @@ class Store:
     def write_start(self, initial: Tensor) -> None:
         """Write the start model; it is on disk before round 0 is committed."""
         path = self.path / "start.safetensors"
+        if self.follows:
+            return
         replace_file(path, _pack({"initial": initial}))
         self._unsynced |= {path, self.path}
 
@@ -200,6 +206,8 @@ class Store:
 
     def tidy(self, round: int) -> None:
         """Remove all states but the committed one."""
+        if self.follows:
+            return
         for old in (self.path / "state").glob("*.safetensors"):
             if old.stem != f"{round:06d}":
                 old.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, Wrapper
-from holdfast.core.columns import READS, Reads
+from holdfast.core.columns import READS, Reads, reads_of
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
 from holdfast.core.registry import INVALID, explain
@@ -71,7 +71,7 @@ class Wrapped(Aggregator):
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
-        return max(self.by.reads, self.inner.reads, key=READS.index)
+        return max(reads_of(self.by), reads_of(self.inner), key=READS.index)
 
     @property
     def uses_priors(self) -> bool:  # type: ignore[override]
