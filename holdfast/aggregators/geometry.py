@@ -157,17 +157,27 @@ def along(x: Tensor, direction: Tensor) -> Tensor:
     return over_columns(torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device), of)
 
 
+def mean(x: Tensor) -> Tensor:
+    """The mean of each column."""
+    return by_pieces(x, lambda part: part.mean(-2))
+
+
 def deviation(x: Tensor) -> Tensor:
     """The standard deviation of each column over two rows or more; `torch.std` goes down the columns one by
     one, which takes many times as long. It is left what even float64 cannot square."""
+    found = by_pieces(x, _deviation)
+    finite = everywhere(found.isfinite().all(dim=-1, keepdim=True))
+    return found if bool(finite.all()) else torch.where(finite, found, by_pieces(x, lambda part: part.std(-2)))
+
+
+def _deviation(x: Tensor) -> Tensor:
     found = torch.empty_like(x[..., 0, :])
     for columns in blocks(x):
         part = x[..., columns].double()
         part = part - part[..., :1, :]  # then equal rows are exactly 0, whatever the mean is rounded to
         part -= part.mean(-2, keepdim=True)
         found[..., columns] = (part.square_().sum(-2) / (x.shape[-2] - 1)).sqrt_()
-    finite = everywhere(found.isfinite().all(dim=-1, keepdim=True))
-    return found if bool(finite.all()) else torch.where(finite, found, x.std(-2))
+    return found
 
 
 def seen_from(x: Tensor, centre: Tensor) -> Tensor:
@@ -190,12 +200,17 @@ def to_mixture(seen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The squared distance of each row to the sum of all by these weights, which add up to 1; `seen` is from
     anywhere. And whether it can be used: where that is too near to some row, too few digits are left."""
     squares, size = diagonal(seen), seen.abs()
-    cross, own = times(seen, weights), _dot(weighted(weights, seen), weights)[..., None]
+    cross, own = times(seen, weights), _twice(seen, weights)
     found = squares - 2 * cross + own
-    doubt = (squares + 2 * times(size, weights) + _dot(weighted(weights, size), weights)[..., None]) * (
+    doubt = (squares + 2 * times(size, weights) + _twice(size, weights)) * (
         seen.shape[-1] * torch.finfo(torch.float64).eps
     )
     return found, (found > _EXACT * doubt).all(dim=-1)
+
+
+def _twice(products: Tensor, weights: Tensor) -> Tensor:
+    """[..., 1]: weights times products of rows times weights. Each process has all of these products."""
+    return _dot(product(weights[..., None, :], products)[..., 0, :], weights)[..., None]
 
 
 def distances(x: Tensor) -> Tensor:
@@ -218,7 +233,8 @@ def cosines(x: Tensor) -> Tensor:
     products = gram(x)
     long = diagonal(products).isinf().any(dim=-1)
     if bool(long.any()):  # a row too long to be squared still has a direction
-        each, apart = x.reshape(-1, *x.shape[-2:]), products.view(-1, *products.shape[-2:])
+        count = products.shape[:-2].numel()
+        each, apart = x.reshape(count, *x.shape[-2:]), products.view(count, *products.shape[-2:])
         for place in long.flatten().nonzero().flatten().tolist():
             apart[place] = gram(_scaled(each[place]))
     lengths = diagonal(products).sqrt()
