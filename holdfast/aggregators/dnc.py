@@ -114,15 +114,16 @@ class DnC(Aggregator):
 
 def _drawn(x: Tensor, order: Tensor, key: Key, coordinates: int) -> Tensor:
     """So many random coordinates, rows in this order. Where several processes share the rows, each hands out
-    those of its own."""
+    those of its own; they are put in the order in which one process draws them."""
     shared = current()
     d = x.shape[1] if shared is None else shared.total
     columns = key.hash(d).topk(min(d, coordinates), largest=False).indices
     if shared is None:
         return x[order[:, None], columns].double()
-    own, columns = shared.of_rank(shared.ranks.rank), columns.sort().values
+    own, (columns, places) = shared.of_rank(shared.ranks.rank), columns.sort()
     mine = columns[(columns >= own.start) & (columns < own.stop)] - own.start
-    return shared.whole(x[order[:, None], mine]).double()
+    found = shared.whole(x[order[:, None], mine])
+    return torch.empty_like(found).index_copy_(1, places, found).double()
 
 
 def _standing_out(x: Tensor) -> Tensor:

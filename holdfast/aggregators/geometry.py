@@ -76,8 +76,14 @@ def by_pieces(x: Tensor, found: Callable[[Tensor], Tensor]) -> Tensor:
     if shared is None:
         return found(x)
     with sharing(None):
-        parts = [found(x[..., piece].contiguous()) for piece in shared.pieces()]
+        parts = [found(only(x, piece)) for piece in shared.pieces()]
         return torch.cat(parts, dim=-1) if parts else found(x)
+
+
+def only(x: Tensor, columns: slice) -> Tensor:
+    """These columns of x: x itself, or a piece in a memory of its own, since libraries may round differently
+    where rows lie farther apart or begin elsewhere."""
+    return x if columns == slice(None) else x[..., columns].clone(memory_format=torch.contiguous_format)
 
 
 @contextmanager
@@ -111,6 +117,11 @@ def weighted(w: Tensor, x: Tensor) -> Tensor:
     return mix(to_device(w, x.device)[..., None, :], x)[..., 0, :]
 
 
+def combined(w: Tensor, table: Tensor) -> Tensor:
+    """The same for a small table, such as one of all pairs of clients, which every process has whole."""
+    return product(to_device(w, table.device)[..., None, :], table)[..., 0, :]
+
+
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
     """Matrices times vectors."""
     return matrix @ vector if matrix.ndim == 2 else product(matrix, vector[..., None])[..., 0]
@@ -120,7 +131,7 @@ def gram(x: Tensor) -> Tensor:
     """All products of rows; what overflows is infinite or NaN."""
 
     def of(columns: slice) -> Tensor:
-        part = x[..., columns]
+        part = only(x, columns)
         return product(part, part.mT).double()
 
     return _both_ways(over_columns(_zeros(x), of))
@@ -132,7 +143,7 @@ def norms(x: Tensor, centre: Tensor | None = None) -> Tensor:
     zero = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
 
     def of(columns: slice) -> Tensor:
-        mine, at = x[..., columns], None if centre is None else centre[..., columns]
+        mine, at = only(x, columns), None if centre is None else only(centre, columns)
         squares = torch.zeros_like(zero)
         for block in blocks(mine):
             part = mine[..., block].to(torch.float64, copy=True)
@@ -148,7 +159,7 @@ def along(x: Tensor, direction: Tensor) -> Tensor:
     """[..., n]: the product of each row with a vector [..., d], in float64."""
 
     def of(columns: slice) -> Tensor:
-        mine, its = x[..., columns], direction[..., columns]
+        mine, its = only(x, columns), only(direction, columns)
         found = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
         for block in blocks(mine):
             found += times(mine[..., block].double(), its[..., block].double())
@@ -157,17 +168,29 @@ def along(x: Tensor, direction: Tensor) -> Tensor:
     return over_columns(torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device), of)
 
 
+def mean(x: Tensor) -> Tensor:
+    """The mean of each column."""
+    return by_pieces(x, lambda part: part.mean(-2))
+
+
 def deviation(x: Tensor) -> Tensor:
     """The standard deviation of each column over two rows or more; `torch.std` goes down the columns one by
     one, which takes many times as long. It is left what even float64 cannot square."""
+    found = by_pieces(x, _deviation)
+    finite = everywhere(found.isfinite().all(dim=-1, keepdim=True))
+    return (
+        found if bool(finite.all()) else torch.where(finite, found, by_pieces(x, lambda part: part.std(-2)))
+    )
+
+
+def _deviation(x: Tensor) -> Tensor:
     found = torch.empty_like(x[..., 0, :])
     for columns in blocks(x):
         part = x[..., columns].double()
         part = part - part[..., :1, :]  # then equal rows are exactly 0, whatever the mean is rounded to
         part -= part.mean(-2, keepdim=True)
         found[..., columns] = (part.square_().sum(-2) / (x.shape[-2] - 1)).sqrt_()
-    finite = everywhere(found.isfinite().all(dim=-1, keepdim=True))
-    return found if bool(finite.all()) else torch.where(finite, found, x.std(-2))
+    return found
 
 
 def seen_from(x: Tensor, centre: Tensor) -> Tensor:
@@ -175,7 +198,7 @@ def seen_from(x: Tensor, centre: Tensor) -> Tensor:
     distances to it."""
 
     def of(columns: slice) -> Tensor:
-        mine, at = x[..., columns], centre[..., columns]
+        mine, at = only(x, columns), only(centre, columns)
         found = _zeros(x)
         for block in blocks(mine):
             part = mine[..., block].to(torch.float64, copy=True)
@@ -190,9 +213,9 @@ def to_mixture(seen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The squared distance of each row to the sum of all by these weights, which add up to 1; `seen` is from
     anywhere. And whether it can be used: where that is too near to some row, too few digits are left."""
     squares, size = diagonal(seen), seen.abs()
-    cross, own = times(seen, weights), _dot(weighted(weights, seen), weights)[..., None]
+    cross, own = times(seen, weights), _dot(combined(weights, seen), weights)[..., None]
     found = squares - 2 * cross + own
-    doubt = (squares + 2 * times(size, weights) + _dot(weighted(weights, size), weights)[..., None]) * (
+    doubt = (squares + 2 * times(size, weights) + _dot(combined(weights, size), weights)[..., None]) * (
         seen.shape[-1] * torch.finfo(torch.float64).eps
     )
     return found, (found > _EXACT * doubt).all(dim=-1)
@@ -218,7 +241,8 @@ def cosines(x: Tensor) -> Tensor:
     products = gram(x)
     long = diagonal(products).isinf().any(dim=-1)
     if bool(long.any()):  # a row too long to be squared still has a direction
-        each, apart = x.reshape(-1, *x.shape[-2:]), products.view(-1, *products.shape[-2:])
+        count = products.shape[:-2].numel()
+        each, apart = x.reshape(count, *x.shape[-2:]), products.view(count, *products.shape[-2:])
         for place in long.flatten().nonzero().flatten().tolist():
             apart[place] = gram(_scaled(each[place]))
     lengths = diagonal(products).sqrt()
@@ -239,7 +263,7 @@ def cosines_between(x: Tensor, y: Tensor) -> Tensor:
     first: nothing overflows."""
     left, right = _unit(x), _unit(y)
     zero = torch.zeros(*x.shape[:-1], y.shape[-2], dtype=torch.float64, device=x.device)
-    found = over_columns(zero, lambda part: product(left[..., part], right[..., part].mT).double())
+    found = over_columns(zero, lambda part: product(only(left, part), only(right, part).mT).double())
     return found.clamp_(-1, 1)
 
 
@@ -278,7 +302,7 @@ def _from_the_middle(x: Tensor, squares: Tensor) -> Tensor:
     weights = shorter.to(x.dtype) / shorter.sum(dim=-1, keepdim=True)
 
     def of(columns: slice) -> Tensor:
-        mine, found = x[..., columns], _zeros(x)
+        mine, found = only(x, columns), _zeros(x)
         for block in blocks(mine):
             part = mine[..., block]
             middle = weighted(weights, torch.where(shorter[..., None], part, 0))

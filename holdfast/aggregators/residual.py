@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
-from holdfast.aggregators.geometry import blocks, over_columns, weighted
+from holdfast.aggregators.geometry import blocks, only, over_columns, weighted
 from holdfast.aggregators.ordered import by_id, columns_in_order
 from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
@@ -72,7 +72,7 @@ class Residual(Aggregator):
         zero = torch.zeros(order.shape, dtype=torch.float64, device=x.device)
 
         def of(columns: slice) -> Tensor:
-            mine, fixed, trust = x[..., columns], corrected[..., columns], torch.zeros_like(zero)
+            mine, fixed, trust = only(x, columns), corrected[..., columns], torch.zeros_like(zero)
             for block in blocks(mine, times=x.shape[-2]):
                 values, places = columns_in_order(mine, order, block)
                 flat = self.confidence(values.flatten(0, -2))

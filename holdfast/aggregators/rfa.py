@@ -74,7 +74,7 @@ class RFA(Aggregator):
         slots = [slice(slot.start, slot.stop) for slot in ctx.layout.slots]
         for part in slots if self.per_layer else [slice(0, d)]:
             value[..., part], used = middle(x[..., part], w.double())
-            weights += used.to(w.dtype) * ((part.stop - part.start) / d)
+            weights += used.to(w.dtype) * ((part.stop - part.start) / d if self.per_layer else 1.0)
         return value, weights
 
     def middle(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,6 +90,12 @@ class Columns:
         pieces = len(edges) - 1
         return slice(edges[rank * pieces // count], edges[(rank + 1) * pieces // count])
 
+    @property
+    def width(self) -> int:
+        """How many columns this process has."""
+        own = self.of_rank(self.ranks.rank)
+        return own.stop - own.start
+
     def pieces(self) -> Iterator[slice]:
         """The pieces of this process, as slices of its own columns."""
         own = self.of_rank(self.ranks.rank)

@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from holdfast.core.columns import Columns
 from holdfast.core.device import to_device
 from holdfast.core.one_memory import one_memory
-from holdfast.core.types import Schema, Uplink
+from holdfast.core.types import UPDATE, Schema, Uplink
 
 NOT_FINITE = "is not finite"
 FEDERATION_NORM_CAP = 1000.0
@@ -23,7 +24,8 @@ faces magnitude attacks."""
 def screen(up: Uplink, schema: Schema, norm_cap: float | None = None) -> Uplink:
     """Drop the rows that are not finite, out of bounds or have a norm above the cap, and say why. A wrong
     name, shape or type refuses every row, because a stack of rows has one of each; a real federation checks
-    them client by client before it stacks."""
+    them client by client before it stacks. Where several processes share the replies, all of them screen, and
+    each refuses what is wrong in any column."""
     return screen_together([up], [schema], [norm_cap])[0]
 
 
@@ -67,9 +69,9 @@ def _without(up: Uplink, faults: Mapping[str, Tensor]) -> Uplink:
 
 def _alike(up: Uplink, schema: Schema, cap: float | None) -> object | None:
     """Replies on a device for which this is equal are looked at together. The host looks at one after the
-    other, which needs no copies."""
+    other, which needs no copies, and so do several processes that share them."""
     fields = [up[name] for name in schema]
-    if all(field.device.type == "cpu" for field in fields):
+    if up.columns is not None or all(field.device.type == "cpu" for field in fields):
         return None
     seen = tuple((tuple(field.shape), field.dtype, field.device) for field in fields)
     return tuple(schema.items()), seen, cap
@@ -79,8 +81,13 @@ def _misshapen(up: Uplink, schema: Schema) -> str:
     if set(up.fields) != set(schema):
         return f"fields {sorted(up.fields)}, expected {sorted(schema)}"
     for name, field in schema.items():
-        if tuple(up[name].shape[1:]) != field.shape:
-            return f"{name} has shape {tuple(up[name].shape[1:])}, expected {field.shape}"
+        shape, columns = tuple(up[name].shape[1:]), _shared(up, name)
+        if columns is not None:
+            if shape != (columns.width,):
+                raise ValueError(f"{shape} columns of '{name}' are here, not {columns.width}")
+            shape = (columns.total,)
+        if shape != field.shape:
+            return f"{name} has shape {shape}, expected {field.shape}"
         if not (up[name].dtype == field.dtype if field.dtype else up[name].is_floating_point()):
             return (
                 f"{name} has type {_word(up[name].dtype)}, expected"
@@ -100,19 +107,43 @@ def _faults(ups: Sequence[Uplink], schema: Schema, norm_cap: float | None) -> di
         size = math.prod(field.shape)
         if not size:
             continue
-        parts = [up[name].reshape(len(up), size) for up in ups]
+        columns = _shared(ups[0], name)
+        parts = [up[name] if columns is not None else up[name].reshape(len(up), size) for up in ups]
         # Extremes only (a NaN is both): a mask as large as what a whole cohort sent would not be within the
         # memory bound.
-        least, most = _of_rows(_extremes, parts)
+        least, most = _of_rows(_extremes, parts) if columns is None else _of_all_columns(parts[0], columns)
         faults[f"{name} {NOT_FINITE}"] = ~(torch.isfinite(least) & torch.isfinite(most))
         if field.low is not None:
             faults[f"{name} is below {field.low:g}"] = least < field.low
         if field.high is not None:
             faults[f"{name} is above {field.high:g}"] = most > field.high
         if norm_cap is not None and field.kind == "update":
-            (length,) = _of_rows(lambda rows: (rows.norm(dim=1),), parts)
+            if columns is None:
+                (length,) = _of_rows(lambda rows: (rows.norm(dim=1),), parts)
+            else:
+                length = _lengths(parts[0], columns)
             faults[f"{name} has a norm above {norm_cap:g}"] = length > norm_cap
     return faults
+
+
+def _shared(up: Uplink, name: str) -> Columns | None:
+    """Which columns of a field are here, where several processes share it."""
+    return up.columns if name == UPDATE else None
+
+
+def _of_all_columns(rows: Tensor, columns: Columns) -> tuple[Tensor, ...]:
+    """`_extremes` of rows of which this process has some columns, or none."""
+    ends = rows.new_tensor([torch.inf, -torch.inf])[:, None].expand(2, len(rows))
+    mine = torch.stack(_extremes(rows)) if columns.width else ends
+    found = torch.stack(columns.ranks.gather(mine.contiguous()), 0)
+    return found[:, 0].amin(0), found[:, 1].amax(0)
+
+
+def _lengths(rows: Tensor, columns: Columns) -> Tensor:
+    """The length of each row, in float64, whatever the number of processes that have its columns."""
+    squares = [rows[:, piece].to(torch.float64, copy=True).square_().sum(1) for piece in columns.pieces()]
+    zero = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    return columns.add_up(zero, squares).sqrt()
 
 
 def _extremes(rows: Tensor) -> tuple[Tensor, ...]:

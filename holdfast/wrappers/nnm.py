@@ -17,7 +17,7 @@ from holdfast.aggregators.base import (
     ids_of,
     whole_or_share,
 )
-from holdfast.aggregators.geometry import diagonal, distances, mix, weighted
+from holdfast.aggregators.geometry import combined, diagonal, distances, mix
 from holdfast.aggregators.ordered import by_id
 from holdfast.core.columns import Reads
 from holdfast.core.registry import register, setting
@@ -111,4 +111,4 @@ def mixtures(x: Tensor, ids: Tensor, near: int) -> Tensor:
 
 def _of_each(weights: Tensor, mixing: Tensor) -> Tensor:
     """The weights of mixtures as those of the clients in them."""
-    return weighted(weights, mixing.to(weights.dtype))
+    return combined(weights, mixing.to(weights.dtype))

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from holdfast.core.columns import Columns, OneRank
 from holdfast.core.keys import Key
 from holdfast.core.screening import _extremes, _of_rows, screen, screen_together
 from holdfast.core.types import Field, Schema, Uplink
 from tests.pretended_gpu import pretended_gpu
+from tests.thread_ranks import ThreadRanks, on_ranks
 
 SCHEMA = {
     "update": Field("update", (2,)),
@@ -206,3 +210,66 @@ def test_replies_of_one_memory_are_looked_at_without_a_copy() -> None:
     calls: list[int] = []
     assert _of_rows(lambda rows: (calls.append(len(rows)) or rows.sum(1),), parts)[0].shape == (9,)
     assert calls == [15]
+
+
+SHARED: Schema = {
+    "update": Field("update", (200,), low=-50.0, high=50.0),
+    "means": Field("feature", (2,), low=0, high=1),
+    "count": Field("count", low=0),
+}
+
+
+def shared_replies() -> list[tuple[Uplink, float | None]]:
+    """Each with a cap: good ones, faults in a column that one rank alone has, and norms to which all ranks
+    contribute."""
+    update = Key(4).normal(5, 200, dtype=torch.float64).clamp(-1, 1)
+    ids, fields = torch.tensor([2, 3, 5, 8, 9]), {"means": torch.full((5, 2), 0.5), "count": torch.ones(5)}
+    faulty = update.clone()
+    faulty[0, 199], faulty[1, 0], faulty[2, 100] = torch.nan, torch.inf, -torch.inf
+    faulty[3, 70], faulty[4, 199] = 51.0, -51.0
+    long = update / update.norm(dim=1, keepdim=True) * torch.tensor([1.0, 2.1, 1.9, 2.0001, 4.0])[:, None]
+    good = Uplink(ids, {"update": update, **fields}, {1: "earlier"})
+    counts = fields["count"].clone()
+    counts[2] = -1.0
+    return [
+        (good, None),
+        (good.having(update=faulty), None),
+        (good.having(update=faulty, count=counts), 3.0),
+        (good.having(update=long), 2.0),
+        (good.having(update=long.float()), 2.0),
+        (good.having(update=update[:, :40]), None),
+        (good.only(torch.zeros(5, dtype=torch.bool)), 2.0),
+        (good.having(update=torch.full_like(update, torch.nan)), 2.0),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_shared_replies_are_screened_as_whole_ones(count: int) -> None:
+    expected = [screen(up, SHARED, cap) for up, cap in shared_replies()]
+    assert expected[1].refused == {1: "earlier"} | dict.fromkeys([2, 3, 5], "update is not finite") | {
+        8: "update is above 50",
+        9: "update is below -50",
+    }
+    assert set(expected[3].refused) == {1, 3, 8, 9}
+
+    def work(ranks: ThreadRanks) -> list[Uplink]:
+        found = []
+        for up, cap in shared_replies():
+            columns = Columns(up["update"].shape[1], ranks)
+            cut = replace(up.having(update=columns.mine(up["update"])), columns=columns)
+            found.append(screen(cut, SHARED, cap))
+            if len(up):
+                found[-1] = found[-1].whole()
+        return found
+
+    for found in on_ranks(count, work):
+        for one, other in zip(found, expected, strict=True):
+            assert one.refused == other.refused and torch.equal(one.ids, other.ids)
+            if len(other):
+                assert all(torch.equal(one[name], other[name]) for name in other.fields)
+
+
+def test_a_rank_with_other_columns_than_its_own_is_an_error() -> None:
+    up = replace(shared_replies()[0][0], columns=Columns(100, OneRank()))
+    with pytest.raises(ValueError, match=r"\(200,\) columns of 'update' are here, not 100"):
+        screen(up, SHARED)
