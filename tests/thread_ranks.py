@@ -67,7 +67,9 @@ def on_ranks(count: int, work: Callable[[ThreadRanks], T]) -> list[T]:
             errors.append(error)
             barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -111,7 +111,7 @@ class Distributed:
         if any(spec != said[0] for spec in said):
             raise RunError(f"clients of different ranks send different fields: {said[0]} and {said[-1]}")
         fields = {}
-        for name, (dtype, shape, on_device) in said[0].items():
+        for name, (dtype, shape, on_device) in (said[0] if said else {}).items():
             kind = getattr(torch, dtype.removeprefix("torch."))
             empty = torch.empty(0, *shape, dtype=kind, device=home if on_device else "cpu")
             fields[name] = sent.get(name, empty)
