@@ -23,7 +23,8 @@ from tests.helpers import built_in
 from tests.thread_ranks import ThreadRanks, on_ranks
 
 COUNTS = (1, 2, 3)
-WIDTHS = (40, 300)
+SHAPES = [(40, torch.float32), (300, torch.float32), (300, torch.float64)]
+"""Columns: one piece, so that other ranks have none, and a few pieces."""
 LIES: dict[str, Any] = {"lies": {"count": "random"}}
 
 
@@ -58,11 +59,10 @@ def assert_equal(found: list[Uplink], expected: list[Uplink], tolerance: float =
 
 def assert_ranks_change_nothing(settings: dict[str, Any], exact: bool = True, **more: Any) -> None:
     """`exact`: what is found column by column has the bits that it has without ranks."""
-    cases = [(d, dtype) for d in WIDTHS for dtype in (torch.float32, torch.float64)]
     exact = exact and build("attack", settings).reads in ("sum", "columns")
 
     def work(ranks: ThreadRanks) -> list[tuple[list[Uplink], list[list[str]]]]:
-        worlds = [world_of(settings, *case, **more) for case in cases]
+        worlds = [world_of(settings, *case, **more) for case in SHAPES]
         return [(arrived(world, ranks), world.notes()) for world in worlds]
 
     first = on_ranks(1, work)[0]
@@ -71,7 +71,7 @@ def assert_ranks_change_nothing(settings: dict[str, Any], exact: bool = True, **
             for (ups, notes), (expected, noted) in zip(found, first, strict=True):
                 assert_equal(ups, expected)
                 assert notes == noted
-    for case, (ups, notes) in zip(cases, first, strict=True):
+    for case, (ups, notes) in zip(SHAPES, first, strict=True):
         world = world_of(settings, *case, **more)
         expected = arrived(world, None)
         assert notes == world.notes()
@@ -107,9 +107,9 @@ def test_lies_about_updates(more: dict[str, Any]) -> None:
     assert_ranks_change_nothing({"name": "lie"}, **more)
 
 
-def test_all_clients_attack() -> None:
-    for name in built_in("attack"):
-        assert_ranks_change_nothing({"name": name, "fraction": 1.0})
+@pytest.mark.parametrize("name", built_in("attack"))
+def test_all_clients_attack(name: str) -> None:
+    assert_ranks_change_nothing({"name": name, "fraction": 1.0})
 
 
 class ByPlace(Attack):
