@@ -34,7 +34,7 @@ class Reduction(Computation):
         return self.x.device.type != "cpu"
 
     def alike(self) -> Hashable | None:
-        if not self.rule.works_on_device():
+        if not self.rule.works_on_device() or self.columns is not None:
             return None
         memory = tuple((name, tuple(value.shape)) for name, value in sorted(self.state.items()))
         return (

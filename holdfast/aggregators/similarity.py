@@ -27,6 +27,8 @@ class Cosines(Computation):
         return self.x.device.type != "cpu"
 
     def alike(self) -> Hashable | None:
+        if self.columns is not None:
+            return None
         return Cosines, tuple(self.x.shape), tuple(self.y.shape), self.x.dtype, self.x.device
 
     def alone(self) -> Tensor:
@@ -51,6 +53,8 @@ class Lengths(Computation):
         return self.x.device.type != "cpu"
 
     def alike(self) -> Hashable | None:
+        if self.columns is not None:
+            return None
         return Lengths, tuple(self.x.shape), self.x.dtype, self.x.device, self.centre is None
 
     def alone(self) -> Tensor:

@@ -10,10 +10,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.geometry import deviation
+from holdfast.aggregators import geometry
 from holdfast.attacks.base import Attack, Knowledge, View
 from holdfast.attacks.distances import deviations
 from holdfast.attacks.several import Views
+from holdfast.attacks.shared_rows import inner, length, normal
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
@@ -37,6 +39,7 @@ class Adaptive(Attack):
         "settings, with their defaults": "`t_norm = 10`, `margin = 0.05`, `align = 0.3`",
     }
     tasks: ClassVar[None] = None
+    reads: ClassVar[Reads] = "gram"
     least: ClassVar[Knowledge] = "defence"
     knows: Knowledge = setting("defence", "defence only: it uses everyone's updates and the rule")
     t_norm: float = setting(10.0, "length above which the defence bans", gt=0)
@@ -69,21 +72,22 @@ class Adaptive(Attack):
         return ((1 - self.margin) * self.t_norm * direction).to(benign.dtype)
 
     def _update(self, benign: Tensor, key: Key) -> Tensor:
-        mean = _unit(benign.mean(0).double())
-        spread = deviation(benign).double() if len(benign) > 1 else torch.zeros_like(mean)
+        mean = _unit(geometry.mean(benign).double())
+        spread = geometry.deviation(benign).double() if len(benign) > 1 else torch.zeros_like(mean)
         harm = _across(-_unit(spread), mean)
-        if float(harm.norm()) < 1e-6:
+        if float(length(harm)) < 1e-6:
             # the updates are equal, or differ only along the mean: any direction orthogonal to it is harmful
-            harm = _across(_unit(key.to(mean.device).normal(len(mean), dtype=torch.float64)), mean)
+            luck = normal(key.to(mean.device), len(mean), dtype=torch.float64)
+            harm = _across(_unit(luck), mean)
         direction = self.align * mean + math.sqrt(1 - self.align**2) * _unit(harm)
         return ((1 - self.margin) * self.t_norm * direction).to(benign.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:
     """Of a vector, or of each row."""
-    return x / (x.norm() if x.ndim == 1 else x.norm(dim=1, keepdim=True)).clamp(min=1e-300)
+    return x / (length(x) if x.ndim == 1 else x.norm(dim=1, keepdim=True)).clamp(min=1e-300)
 
 
 def _across(x: Tensor, axis: Tensor) -> Tensor:
     """Return the part of x that is orthogonal to the axis."""
-    return x - (x @ axis if x.ndim == 1 else (x * axis).sum(1, keepdim=True)) * axis
+    return x - (inner(x, axis) if x.ndim == 1 else (x * axis).sum(1, keepdim=True)) * axis

@@ -17,11 +17,12 @@ from holdfast.attacks.data_poisoning import owners, with_trigger
 from holdfast.attacks.false_numbers import lie
 from holdfast.attacks.replies import NewRows, Written
 from holdfast.attacks.several import Said, Situation
+from holdfast.core.columns import sharing
 from holdfast.core.device import to_device
 from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.together import Computation, alone
-from holdfast.core.types import Exchange, Schema, Uplink
+from holdfast.core.types import UPDATE, Exchange, Schema, Uplink
 from holdfast.data.federation import ClientRows, Federation, Samples
 
 _OF_SAMPLES, _OF_TABLE = ("classes", "train_rows", "mean", "std"), ("row", "label", "start")
@@ -283,7 +284,8 @@ class Adversary:
                 said = fields.setdefault(name, up[name] if in_place else up[name].clone())
                 luck = key.fold("lie", name).fold(up.ids[mine])
                 rows = to_device(mine, said.device)
-                told = lie(attack.lies.get(about.kind, 1.0), said[rows], about, luck)
+                with sharing(up.columns if name == UPDATE else None):
+                    told = lie(attack.lies.get(about.kind, 1.0), said[rows], about, luck)
                 said[rows] = (
                     torch.full_like(told, attack.claims[about.kind]) if about.kind in attack.claims else told
                 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast.attacks.base import Attack, Trigger
 from holdfast.attacks.data_poisoning import chosen, with_inputs
+from holdfast.core.columns import Reads
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
@@ -34,6 +35,7 @@ class Backdoor(Attack):
         ),
     }
     kinds: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[Reads] = "sum"  # sends what it trained
     size: int = setting(5, "side of the patch in pixels", ge=1)
     place: Place = setting("bottom-right", "where in the image")
     pattern: Literal["colour", "noise"] = setting("colour", "one colour, or fixed random pixels")

@@ -11,7 +11,9 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from holdfast.aggregators.geometry import everywhere
 from holdfast.attacks.false_numbers import Lie
+from holdfast.core.columns import Reads, current
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
@@ -39,7 +41,8 @@ class View:
     cohort: int = 0
     """How many clients answer. Taken to be public: the papers' attacks scale by it."""
     sent: Callable[[], Tensor | None] = lambda: None
-    """Returns the models that the attackers were sent, one row each; None where no model was sent."""
+    """Returns the models that the attackers were sent, one row each; None where no model was sent. Where
+    several processes share the updates, it has the columns of the updates."""
     notes: list[str] = field(default_factory=list)
 
     def own(self, field: str) -> Tensor:
@@ -64,10 +67,10 @@ class View:
         others = torch.ones(len(self.up), dtype=torch.bool)
         others[self.mine] = False
         rows = self.up[field] if whom == "all" or not bool(others.any()) else self.up[field][others]
-        finite = (
+        finite = everywhere(
             torch.isfinite(rows.flatten(1).amin(1)) & torch.isfinite(rows.flatten(1).amax(1))
             if rows.numel()
-            else others[:0]
+            else torch.ones(0 if current() is None else len(rows), dtype=torch.bool, device=rows.device)
         ).cpu()
         return rows[finite] if bool(finite.any()) and not bool(finite.all()) else rows
 
@@ -104,6 +107,10 @@ class Attack(Part):
     nothing else."""
     least: ClassVar[Knowledge] = "own"
     """The least it must know."""
+    reads: ClassVar[Reads] = "rows"
+    """How it reads the updates where several processes share them (core/columns.py). What is not "rows" is
+    handed columns of all updates, returns these columns of what is sent, and asks about lengths and products
+    through `geometry` and random numbers through `shared_rows` only."""
     fraction: float = setting(0.3, "share of the clients that are malicious", ge=0, le=1)
     clients: tuple[int | str, ...] | None = setting(
         None, "the malicious clients by number or name, instead of a share"

@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.geometry import deviation
+from holdfast.aggregators import geometry
+from holdfast.aggregators.geometry import deviation, only, over_columns
+from holdfast.attacks.shared_rows import length
 from holdfast.core.device import to_device
 
 Perturbation = Literal["std", "unit", "sign"]
@@ -39,18 +41,22 @@ class Line(NamedTuple):
 def line(updates: Tensor, kind: Perturbation) -> Line:
     """From the mean of the updates, against them: coordinate by coordinate in proportion to their spread,
     along the mean, or by its signs."""
-    mean = updates.mean(0)
+    mean = geometry.mean(updates)
     if kind == "std":
         direction = -deviation(updates)
     else:
-        direction = -mean / mean.norm().clamp(min=1e-30) if kind == "unit" else -mean.sign()
+        direction = -mean / length(mean).clamp(min=1e-30) if kind == "unit" else -mean.sign()
     n = len(updates)
-    gram = torch.zeros(n + 1, n + 1, dtype=torch.float64, device=updates.device)
-    for columns in torch.arange(updates.shape[1]).split(max(1, _BLOCK // n)):
-        part = slice(int(columns[0]), int(columns[-1]) + 1)
-        block = torch.cat([updates[:, part] - mean[part], direction[None, part]]).double()
-        gram += block @ block.T
-    gram = gram.cpu()  # the search below asks for single numbers, and needs no other
+    zero = torch.zeros(n + 1, n + 1, dtype=torch.float64, device=updates.device)
+
+    def of(columns: slice) -> Tensor:
+        found, (mine, middle, way) = zero.clone(), (only(x, columns) for x in (updates, mean, direction))
+        for part in _columns(mine.shape[1], n):
+            block = torch.cat([mine[:, part] - middle[part], way[None, part]]).double()
+            found += block @ block.T
+        return found
+
+    gram = over_columns(zero, of).cpu()  # the search below asks for single numbers, and needs no other
     radius = gram.diagonal()[:n]
     pairs = (radius[:, None] + radius[None] - 2 * gram[:n, :n]).clamp(min=0)
     return Line(mean, direction, pairs, radius, gram[:n, n], gram[n, n])

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from holdfast.attacks.shared_rows import normal, uniform
 from holdfast.core.keys import Key
 from holdfast.core.types import UNDEFINED, Field
 
@@ -27,10 +28,10 @@ def _made_up(how: str, honest: Tensor, field: Field, key: Key) -> Tensor:
     low, high, invert = 0.0 if field.low == UNDEFINED else field.low, field.high, how == "invert"
     shape, kind = honest.shape[1:], honest.dtype
     if low is not None and high is not None:
-        return low + high - honest if invert else low + (high - low) * key.uniform(*shape, dtype=kind)
+        return low + high - honest if invert else low + (high - low) * uniform(key, *shape, dtype=kind)
     if low is None:
-        return -honest if invert else honest * key.normal(*shape, dtype=kind)
+        return -honest if invert else honest * normal(key, *shape, dtype=kind)
     above = honest - low
     return low + (
-        torch.where(above > 0, 1 / above, above) if invert else above * key.normal(*shape, dtype=kind).abs()
+        torch.where(above > 0, 1 / above, above) if invert else above * normal(key, *shape, dtype=kind).abs()
     )

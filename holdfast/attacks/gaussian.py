@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from holdfast.attacks.base import Attack, View
 from holdfast.attacks.several import Views
+from holdfast.attacks.shared_rows import normal, spread
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
@@ -38,12 +39,16 @@ class Gaussian(Attack):
         "absolute", "model: sigma is in standard deviations of the parameters that were sent"
     )
 
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        return "gram" if self.scale == "model" else "columns"
+
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         out = {}
         for name in self.targets(schema):
             own = view.own(name)
-            noise = key.fold(name).fold(up.ids).to(own.device).normal(*own.shape[1:], dtype=own.dtype)
-            out[name] = noise * self._sigma(own, view)
+            luck = key.fold(name).fold(up.ids).to(own.device)
+            out[name] = normal(luck, *own.shape[1:], dtype=own.dtype) * self._sigma(own, view)
         return out
 
     def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:
@@ -64,4 +69,4 @@ class Gaussian(Attack):
                 "attack 'gaussian' scales its noise by the model that was sent, but none was; set"
                 ' attack.scale = "absolute"'
             )
-        return self.sigma * torch.std(sent[..., : own.shape[-1]].double(), dim=-1, keepdim=True).to(own)
+        return self.sigma * spread(sent[..., : own.shape[-1]].double()).to(own)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast.attacks.base import Attack
 from holdfast.attacks.data_poisoning import chosen, owner_keys, with_inputs
+from holdfast.core.columns import Reads
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
@@ -30,6 +31,7 @@ class InputNoise(Attack):
         "settings, with their defaults": '`sigma = 0.1`, `scale = "raw"`, `ratio = 1`',
     }
     kinds: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[Reads] = "sum"  # sends what it trained
     sigma: float = setting(0.1, "standard deviation of the noise", ge=0)
     scale: Literal["raw", "normalised"] = setting(
         "raw", "sigma in pixels from 0 to 1 (or a column's own unit), or as the model sees it"

@@ -7,8 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from holdfast.aggregators.geometry import mean
 from holdfast.attacks.base import Attack, Knowledge, View
 from holdfast.attacks.several import Views
+from holdfast.core.columns import Reads
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
@@ -26,6 +28,7 @@ class Ipm(Attack):
         "settings, with their defaults": "`eps`: the size of the cohort",
     }
     tasks: ClassVar[None] = None
+    reads: ClassVar[Reads] = "sum"
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting(
         "everyone", "updates from which the benign mean is taken: colluders (their own), everyone"
@@ -36,7 +39,7 @@ class Ipm(Attack):
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         eps = view.cohort if self.eps is None else self.eps
-        return {name: -eps * view.known(name, "benign").mean(0) for name in self.targets(schema)}
+        return {name: -eps * mean(view.known(name, "benign")) for name in self.targets(schema)}
 
     def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:
         eps = views.cohort if self.eps is None else self.eps

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.attacks.base import Attack
 from holdfast.attacks.data_poisoning import chosen, owner_keys, owners, with_labels
+from holdfast.core.columns import Reads
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.data.federation import Federation
@@ -34,6 +35,7 @@ class LabelFlip(Attack):
         "settings, with their defaults": '`flip = "next"`, `ratio = 1`, `skew`, `fresh = false`',
     }
     kinds: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[Reads] = "sum"  # sends what it trained
     flip: Literal["next", "mirrored", "random"] = setting("next", "which label an affected sample gets")
     ratio: float = setting(1.0, "share of an attacker's samples that are affected", ge=0, le=1)
     skew: float | None = setting(

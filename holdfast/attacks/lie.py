@@ -10,10 +10,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.geometry import deviation
+from holdfast.aggregators.geometry import deviation, mean
 from holdfast.attacks.base import Attack, Knowledge, View, Whom
 from holdfast.attacks.distances import deviations
 from holdfast.attacks.several import Views
+from holdfast.core.columns import Reads
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
@@ -35,6 +36,7 @@ class Lie(Attack):
         "settings, with their defaults": '`z` by the formula, `z_max = 3`, `statistics = "all"`',
     }
     tasks: ClassVar[None] = None
+    reads: ClassVar[Reads] = "columns"
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting(
         "everyone", "updates from which mean and spread are taken: colluders, everyone"
@@ -53,7 +55,7 @@ class Lie(Attack):
             if len(known) < 2:
                 view.note(_ALONE)
             spread = deviation(known) if len(known) > 1 else torch.zeros_like(known[0])
-            out[name] = known.mean(0) - z * spread
+            out[name] = mean(known) - z * spread
         return out
 
     def together(self, task: str, schema: Schema, views: Views) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.attacks.base import Attack, Knowledge, View
 from holdfast.attacks.distances import line, lines
 from holdfast.attacks.several import Views
+from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
@@ -43,6 +44,10 @@ class Mimic(Attack):
     whom: Literal["first", "spread"] = setting(
         "first", "the benign client with the lowest id, or the one farthest along the main spread"
     )
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        return "gram" if self.whom == "spread" else "sum"
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         if len(view.mine) == len(view.up):

@@ -20,6 +20,7 @@ from holdfast.attacks.distances import (
     lines,
 )
 from holdfast.attacks.several import Views
+from holdfast.core.columns import Reads
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
@@ -39,6 +40,7 @@ class MinMax(Attack):
         "settings, with their defaults": '`perturbation = "std"`, `statistics = "all"`',
     }
     tasks: ClassVar[None] = None
+    reads: ClassVar[Reads] = "gram"
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting("everyone", "updates that it uses: colluders, everyone")
     perturbation: Perturbation = setting(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.attacks.base import Attack, View
 from holdfast.attacks.several import Views
+from holdfast.core.columns import Reads
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
@@ -25,6 +26,7 @@ class Replacement(Attack):
         "settings, with their defaults": "`factor`: another number",
     }
     tasks: ClassVar[None] = None
+    reads: ClassVar[Reads] = "sum"
     factor: float | None = setting(None, "factor on the update; none: the size of the cohort")
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from holdfast.attacks.base import Attack
 from holdfast.attacks.several import Said, Situation, said_together
+from holdfast.core.columns import Columns, sharing, warn_of_rows
 from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
 from holdfast.core.one_memory import one_memory
 from holdfast.core.together import Computation
-from holdfast.core.types import Uplink
+from holdfast.core.types import UPDATE, Uplink
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,15 @@ class NewRows(Computation):
 
     def alike(self) -> Hashable | None:
         attack = self.attack
-        return (type(attack), repr(attack.settings())) if attack.has_batched_form() else None
+        batched = attack.has_batched_form() and self.replies.columns is None
+        return (type(attack), repr(attack.settings())) if batched else None
 
     def on_device(self) -> bool:
         return any(value.device.type != "cpu" for value in self.replies.fields.values())
 
     def alone(self) -> list[Said]:
+        if self.replies.columns is not None:
+            return self._shared(self.replies.columns)
         if self.on_device() and self.attack.has_batched_form() and len(self.situations) > 1:
             with suppress(Exception):  # one by one, so that the attack itself says what it cannot do
                 return self.together([])[0]
@@ -42,6 +46,28 @@ class NewRows(Computation):
         said = [situation.alone() for situation in self.situations]
         self._check(written)
         return said
+
+    def _shared(self, columns: Columns) -> list[Said]:
+        """Each process finds its columns of the new rows. An attack that reads whole rows is shown those."""
+        attack, replies = self.attack, self.replies
+        of_updates = [situation for situation in self.situations if situation.up.columns is not None]
+        gathers = attack.reads == "rows" or any(set(attack.targets(s.schema)) != {UPDATE} for s in of_updates)
+        if gathers and of_updates:
+            size = replies[UPDATE].element_size()
+            warn_of_rows(f"attack '{attack.name}'", len(replies), columns.total, size)
+            replies = replies.whole()
+        found, shown = [], replace(self, replies=replies)
+        written = shown._versions()
+        for situation in self.situations:
+            if situation.up.columns is None:
+                found.append(situation.alone())  # class means, which every process has
+            elif gathers:
+                found.append(_cut(replace(situation, up=replies).alone(), columns))
+            else:
+                with sharing(columns):
+                    found.append(situation.alone())
+        shown._check(written)
+        return found
 
     def together(self, others: Sequence[NewRows]) -> list[list[Said]]:
         computations = [self, *others]
@@ -61,6 +87,14 @@ class NewRows(Computation):
                 f"attack '{self.attack.name}' changed replies in place; it must return what its clients"
                 f" send instead"
             )
+
+
+def _cut(said: Said, columns: Columns) -> Said:
+    """This process's columns of the updates that attackers send."""
+    update = said.rows.get(UPDATE)
+    if update is None or not update.ndim or update.shape[-1] != columns.total:  # a single number for all
+        return said
+    return replace(said, rows={**said.rows, UPDATE: columns.mine(update)})
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.base import REACH, Attack, Knowledge, View, Whom
+from holdfast.core.columns import Columns
 from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
@@ -85,15 +86,17 @@ class Situation:
         if not self.attack.works_on_device():
             own, seen = own.on_host(), seen.on_host()
             sent = sent and replace(sent, bank=sent.bank.cpu())
-        view = View(mine, seen, knows, self.cohort, partial(first_models, sent, self.rows))
+        view = View(mine, seen, knows, self.cohort, partial(first_models, sent, self.rows, self.up.columns))
         return Said(self.attack.uplink(self.task, self.schema, own, view, self.key), view.notes)
 
 
-def first_models(sent: Exchange | None, rows: Tensor) -> Tensor | None:
-    """What these clients were sent; other clients may have been sent other models, which these do not see."""
+def first_models(sent: Exchange | None, rows: Tensor, columns: Columns | None = None) -> Tensor | None:
+    """What these clients were sent; other clients may have been sent other models, which these do not see.
+    Of a model that several processes share, its parameters in the columns of the updates."""
     if sent is None or not sent.pick.shape[1] or bool((sent.pick[rows, 0] < 0).any()):
         return None
-    return sent.bank[to_device(sent.pick[rows, 0], sent.bank.device)]
+    bank = sent.bank if columns is None else columns.mine(sent.bank[:, : columns.total])
+    return bank[to_device(sent.pick[rows, 0], bank.device)]
 
 
 class Uneven(Exception):

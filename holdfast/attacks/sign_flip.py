@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.attacks.base import Attack, View
 from holdfast.attacks.several import Views
+from holdfast.core.columns import Reads
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
@@ -25,6 +26,7 @@ class SignFlip(Attack):
         "settings, with their defaults": "`scale = 1`",
     }
     tasks: ClassVar[None] = None
+    reads: ClassVar[Reads] = "sum"
     scale: float = setting(1.0, "factor on the length of the update", gt=0)
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:

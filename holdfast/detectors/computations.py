@@ -4,11 +4,13 @@ once, and the host is told one number for each model."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from holdfast.aggregators.geometry import everywhere
+from holdfast.core.columns import Columns, current, sharing
 from holdfast.core.together import Computation
 
 
@@ -17,15 +19,20 @@ class Sound(Computation):
     """Which models [n, d] are finite."""
 
     models: Tensor
+    columns: Columns | None = field(default_factory=current)
 
     def alike(self) -> Hashable | None:
+        if self.columns is not None:
+            return None
         return Sound, tuple(self.models.shape), self.models.dtype, self.models.device
 
     def on_device(self) -> bool:
         return self.models.device.type != "cpu"
 
     def alone(self) -> Tensor:
-        return torch.isfinite(self.models).all(1) if not self.on_device() else self.together([])[0]
+        mine = torch.isfinite(self.models).all(1) if not self.on_device() else self.together([])[0]
+        with sharing(self.columns):
+            return everywhere(mine)
 
     def together(self, others: Sequence[Sound]) -> list[Tensor]:
         several = [each.models for each in (self, *others)]

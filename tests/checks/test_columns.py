@@ -3,6 +3,7 @@ changes no bit, and what comes out is what one process without ranks computes.""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -22,25 +23,28 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.together import alone
 from holdfast.core.types import UNDEFINED, Exchange, Uplink
+from holdfast.detectors.computations import Sound
 from tests.checks.aggregator_cases import EVERY_WAY, experiments
 from tests.helpers import built_in
 from tests.thread_ranks import ThreadRanks, on_ranks
 
 COUNTS = (1, 2, 3)
-WIDTHS = (40, 65, 300)
-"""One piece, so that other ranks have none; a last piece of a single column; a few pieces."""
+CASES = [(40, torch.float32), (65, torch.float64), (300, torch.float32), (300, torch.float64)]
+"""Columns: one piece, so that other ranks have none; a last piece of a single column; a few pieces."""
 EACH = [0, 1, 2, 3]
 """Places of `experiments`: plain, a row far off, equal values, a large part in common."""
 pytestmark = pytest.mark.filterwarnings("ignore:.*reads whole updates:RuntimeWarning")
 
 
-def rounds(rule: Aggregator, d: int, dtype: torch.dtype, ranks: ThreadRanks | None) -> list[Reduced]:
-    """Two rounds of four federations each, every second round with what the rule remembers of the first."""
+def rounds(
+    rule: Aggregator, d: int, dtype: torch.dtype, ranks: ThreadRanks | None, n: int = 9
+) -> list[Reduced]:
+    """A round of four federations, and another one with what the rule remembers of it."""
     found = []
     columns = None if ranks is None else Columns(d, ranks)
     states: list[Any] = [None] * len(EACH)
-    for round in (1, 2):
-        several = experiments(9, d, round, dtype)
+    for round in (1, 2) if rule.remembers() else (1,):
+        several = experiments(n, d, round, dtype)
         for place, x, w, ctx in zip(EACH, *several, strict=True):
             ctx = replace(ctx, assumed=rule.assumed(len(x)))
             if columns is not None:
@@ -66,13 +70,17 @@ def assert_same_bits(found: list[Tensor], expected: list[Tensor], about: str) ->
 
 
 def assert_ranks_change_nothing(
-    rule: Aggregator, widths: tuple[int, ...], by_rounding: tuple[int, ...] = ()
+    rule: Aggregator,
+    cases: Sequence[tuple[int, torch.dtype]],
+    by_rounding: tuple[int, ...] = (),
+    n: int = 9,
 ) -> None:
     """`by_rounding`: federations in which rounding alone decides between clients that are alike."""
-    cases = [(d, dtype) for d in widths for dtype in (torch.float32, torch.float64)]
+    if rule.reads == "rows":
+        cases = cases[1:2]  # no rank computes on columns
 
     def work(ranks: ThreadRanks) -> list[list[Reduced]]:
-        return [rounds(rule, *case, ranks) for case in cases]
+        return [rounds(rule, *case, ranks, n) for case in cases]
 
     first = on_ranks(1, work)[0]
     for count in COUNTS[1:]:
@@ -82,7 +90,7 @@ def assert_ranks_change_nothing(
                     assert_same_bits(bits(one), bits(other), f"{case}, {place}, rank {rank} of {count}")
     for (d, dtype), found in zip(cases, first, strict=True):
         if dtype == torch.float64:
-            for place, (one, other) in enumerate(zip(found, rounds(rule, d, dtype, None), strict=True)):
+            for place, (one, other) in enumerate(zip(found, rounds(rule, d, dtype, None, n), strict=True)):
                 if place % len(EACH) not in by_rounding:
                     # of a row of 1e30 few digits are left
                     tolerance = 1e-8 if place % len(EACH) == 1 else 1e-10
@@ -95,7 +103,7 @@ def test_every_rule(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(geometry, "BLOCK", 1000)  # blocks of columns that end anywhere
     rule: Aggregator = build("aggregator", {"f": 2, **settings})
     assert rule.reads in READS
-    assert_ranks_change_nothing(rule, WIDTHS)
+    assert_ranks_change_nothing(rule, CASES)
 
 
 INSIDE = ["mean", "median", "krum", "rfa", "centered-clip", "fltrust"]
@@ -111,13 +119,22 @@ def test_every_wrapper(wrapper: str, inside: str, monkeypatch: pytest.MonkeyPatc
     except ConfigError:
         return  # a wrapper that this rule cannot have
     assert READS.index(rule.reads) >= READS.index(rule.layers()[0].reads)
-    assert_ranks_change_nothing(rule, (65, 300), by_rounding=(2,))
+    assert_ranks_change_nothing(rule, CASES[1:3], by_rounding=(2,))
 
 
 def test_too_few_clients_fall_back_to_the_median_of_all_columns() -> None:
     rule: Aggregator = build("aggregator", {"name": "krum", "f": 4})
     assert all(one.fallback for one in rounds(rule, 65, torch.float64, None))
-    assert_ranks_change_nothing(rule, (65,))
+    assert_ranks_change_nothing(rule, CASES[1:2])
+
+
+@pytest.mark.parametrize("name", ["krum", "rfa", "clustered", "nnm"])
+def test_more_clients_than_columns(name: str) -> None:
+    """Tables of all pairs of clients are whole on every rank, whatever columns it has."""
+    nnm = name == "nnm"
+    rule: Aggregator = build("aggregator", {"name": "mean" if nnm else name, "f": 2})
+    rule = build("wrapper", "nnm")(rule) if nnm else rule
+    assert_ranks_change_nothing(rule, CASES[1:2], by_rounding=(1, 2), n=80)
 
 
 def judged(name: str, d: int, dtype: torch.dtype, ranks: ThreadRanks | None) -> list[Any]:
@@ -165,9 +182,21 @@ def answered_by_everyone(steps: Any) -> Any:
     return relay(steps, ask)
 
 
+def test_a_model_is_finite_where_all_of_its_columns_are() -> None:
+    models = torch.zeros(3, 200)
+    models[1, 0], models[2, 199] = torch.nan, torch.inf
+
+    def work(ranks: ThreadRanks) -> list[bool]:
+        columns = Columns(200, ranks)
+        with sharing(columns):
+            return Sound(columns.mine(models)).alone().tolist()
+
+    assert on_ranks(3, work) == [[True, False, False]] * 3
+
+
 @pytest.mark.parametrize("name", built_in("detector"))
 def test_every_detector(name: str) -> None:
-    for d, dtype in [(d, dtype) for d in WIDTHS for dtype in (torch.float32, torch.float64)]:
+    for d, dtype in CASES:
         first = on_ranks(1, lambda ranks, case=(name, d, dtype): judged(*case, ranks))[0]
         for count in COUNTS[1:]:
             for found in on_ranks(count, lambda ranks, case=(name, d, dtype): judged(*case, ranks)):

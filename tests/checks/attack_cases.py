@@ -1,0 +1,101 @@
+"""Every registered attack in every variant, and experiments that they attack, for tests that compare ways to
+attack them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+import torch
+
+from holdfast.attacks import Adversary, Attack
+from holdfast.attacks.base import REACH
+from holdfast.core.keys import Key
+from holdfast.core.registry import build
+from holdfast.core.together import alone, in_lockstep
+from holdfast.core.types import ROOT, Exchange, Field, Schema, Uplink
+from tests.helpers import built_in
+
+CLIENTS, EXPERIMENTS, LABELS = 7, 3, 3
+
+
+def variants(name: str) -> list[dict[str, Any]]:
+    """The attack by its defaults and with each other choice of each setting, at each level of knowledge."""
+    part = built_in("attack")[name]
+    choices: list[dict[str, Any]] = [{}]
+    for setting, field in part.model_fields.items():
+        if setting != "knows" and get_origin(field.annotation) is Literal:
+            others = [choice for choice in get_args(field.annotation) if choice != field.default]
+            choices += [{setting: choice} for choice in others]
+    levels = [level for level in REACH if REACH[level] >= REACH[part.least]]
+    if len(levels) > 1:
+        levels.remove("defence")  # is shown what "everyone" is
+    # of what was sent, nothing is known where class means are attacked
+    means = [{} if choice.get("scale") == "model" else {"features": True} for choice in choices]
+    return [
+        {"name": name, "knows": level, **choice, **more}
+        for choice, more in zip(choices, means, strict=True)
+        for level in levels
+    ]
+
+
+CASES = [case for name in built_in("attack") for case in variants(name)]
+IDS = ["-".join(str(choice) for choice in case.values() if choice is not True) for case in CASES]
+
+
+def schema(d: int) -> Schema:
+    return {
+        "update": Field("update", (d,)),
+        "count": Field("count", low=0),
+        "prototypes": Field("feature", (LABELS, d)),
+        "held": Field("count", (LABELS,), low=0),
+    }
+
+
+class World:
+    """Experiments with data and keys of their own; what their clients send lies in one memory."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], d: int = 12, device: Any = "cpu", root: bool = True, **more: Any
+    ):
+        luck, rows = Key(5).fold("data"), CLIENTS + root
+        ids = torch.arange(rows) + ROOT * root
+        self.stack = luck.normal(EXPERIMENTS, rows, d, dtype=torch.float64) + torch.linspace(-1, 1, d)
+        self.stack = self.stack.to(device)
+        means = luck.fold("means").normal(EXPERIMENTS, rows, LABELS, d, dtype=torch.float64).to(device)
+        held = luck.fold("held").hash(EXPERIMENTS, rows, LABELS).remainder(3).double()
+        bank = luck.fold("bank").normal(2, d + 1, dtype=torch.float64).to(device)
+        self.schema = schema(d)
+        given = {"fraction": 0.3, "lies": {"count": "random"}, **settings, **more}
+        self.attack: Attack = build("attack", given)
+        self.adversaries = [
+            Adversary(self.attack, torch.arange(CLIENTS), Key(place)) for place in range(EXPERIMENTS)
+        ]
+        self.ups = [
+            Uplink(
+                ids,
+                {
+                    "update": self.stack[place],
+                    "count": torch.arange(rows) + 1.0,
+                    "prototypes": means[place],
+                    "held": held[place],
+                },
+            )
+            for place in range(EXPERIMENTS)
+        ]
+        self.sent = Exchange("train", ids, bank, (torch.arange(rows) % 2)[:, None])
+
+    def generators(self, **more: Any) -> list[Any]:
+        return [
+            adversary.poisoning("train", self.schema, up, Key(7 + place), 0, self.sent, **more)
+            for place, (adversary, up) in enumerate(zip(self.adversaries, self.ups, strict=True))
+        ]
+
+    def one_by_one(self) -> list[Uplink]:
+        return [alone(steps) for steps in self.generators()]
+
+    def together(self, **more: Any) -> list[Uplink]:
+        return in_lockstep(self.generators(**more), batch=True)
+
+    def notes(self) -> list[list[str]]:
+        return [adversary.take_notes() for adversary in self.adversaries]
