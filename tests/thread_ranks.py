@@ -24,11 +24,9 @@ class ThreadRanks:
         self.rank, self.count = rank, count
         self._barrier, self._table = barrier, table
         """What each rank has put down for the others to see."""
-        self.calls = 0
 
     def _shown(self, mine: Any) -> list[Any]:
         """What every rank puts down."""
-        self.calls += 1
         self._table[self.rank] = mine
         self._barrier.wait(PATIENCE)
         found = list(self._table)

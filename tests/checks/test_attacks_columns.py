@@ -4,6 +4,7 @@ the number of ranks changes no bit of what arrives, and it is what arrives witho
 from __future__ import annotations
 
 import warnings
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -57,13 +58,23 @@ def assert_equal(found: list[Uplink], expected: list[Uplink], tolerance: float =
                 torch.testing.assert_close(one[name], value, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+def again(world: World) -> World:
+    """The same experiments, with adversaries of their own."""
+    fresh = copy(world)
+    fresh.adversaries = [
+        Adversary(world.attack, torch.arange(CLIENTS), Key(place)) for place in range(len(world.ups))
+    ]
+    return fresh
+
+
 def assert_ranks_change_nothing(settings: dict[str, Any], exact: bool = True, **more: Any) -> None:
     """`exact`: what is found column by column has the bits that it has without ranks."""
-    exact = exact and build("attack", settings).reads in ("sum", "columns")
+    worlds = [world_of(settings, *shape, **more) for shape in SHAPES]
+    exact = exact and worlds[0].attack.reads in ("sum", "columns")
 
-    def work(ranks: ThreadRanks) -> list[tuple[list[Uplink], list[list[str]]]]:
-        worlds = [world_of(settings, *case, **more) for case in SHAPES]
-        return [(arrived(world, ranks), world.notes()) for world in worlds]
+    def work(ranks: ThreadRanks | None) -> list[tuple[list[Uplink], list[list[str]]]]:
+        mine = [again(world) for world in worlds]
+        return [(arrived(world, ranks), world.notes()) for world in mine]
 
     first = on_ranks(1, work)[0]
     for count in COUNTS[1:]:
@@ -71,11 +82,9 @@ def assert_ranks_change_nothing(settings: dict[str, Any], exact: bool = True, **
             for (ups, notes), (expected, noted) in zip(found, first, strict=True):
                 assert_equal(ups, expected)
                 assert notes == noted
-    for case, (ups, notes) in zip(SHAPES, first, strict=True):
-        world = world_of(settings, *case, **more)
-        expected = arrived(world, None)
-        assert notes == world.notes()
-        assert_equal(ups, expected, 0.0 if exact else 1e-10 if case[1] == torch.float64 else 1e-3)
+    for (_, dtype), (ups, notes), (expected, noted) in zip(SHAPES, first, work(None), strict=True):
+        assert notes == noted
+        assert_equal(ups, expected, 0.0 if exact else 1e-10 if dtype == torch.float64 else 1e-3)
 
 
 @pytest.mark.parametrize("settings", CASES, ids=IDS)
