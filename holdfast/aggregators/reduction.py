@@ -65,7 +65,7 @@ class Reduction(Computation):
 
     def _gathered(self, columns: Columns) -> Reduction:
         """The same on whole updates."""
-        warn_of_rows(f"aggregator '{self.rule.name}'", len(self.x), columns.total, self.x.element_size())
+        warn_of_rows(f"aggregator '{self.rule.name}'", columns, self.x.element_size())
         root = None if self.ctx.root is None else columns.whole(self.ctx.root)
         return replace(self, x=columns.whole(self.x), ctx=replace(self.ctx, root=root), columns=None)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from holdfast.attacks.base import Attack
 from holdfast.attacks.several import Said, Situation, said_together
-from holdfast.core.columns import Columns, sharing, warn_of_rows
+from holdfast.core.columns import Columns, reads_of, sharing, warn_of_rows
 from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
 from holdfast.core.one_memory import one_memory
@@ -51,10 +51,10 @@ class NewRows(Computation):
         """Each process finds its columns of the new rows. An attack that reads whole rows is shown those."""
         attack, replies = self.attack, self.replies
         of_updates = [situation for situation in self.situations if situation.up.columns is not None]
-        gathers = attack.reads == "rows" or any(set(attack.targets(s.schema)) != {UPDATE} for s in of_updates)
+        others = any(set(attack.targets(situation.schema)) != {UPDATE} for situation in of_updates)
+        gathers = others or reads_of(attack) == "rows"
         if gathers and of_updates:
-            size = replies[UPDATE].element_size()
-            warn_of_rows(f"attack '{attack.name}'", len(replies), columns.total, size)
+            warn_of_rows(f"attack '{attack.name}'", columns, replies[UPDATE].element_size())
             replies = replies.whole()
         found, shown = [], replace(self, replies=replies)
         written = shown._versions()

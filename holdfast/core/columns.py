@@ -139,13 +139,16 @@ def reads_of(part: Any) -> Reads:
     return part.reads if trusted else "rows"
 
 
-def warn_of_rows(who: str, n: int, d: int, size: int) -> None:
-    """Say once that each process has to gather whole updates."""
-    warnings.warn(
-        f"{who} reads whole updates, so every process gathers all {n} of them, {n * d * size / 1e6:,.1f} MB",
-        RuntimeWarning,
-        stacklevel=3,
-    )
+def warn_of_rows(who: str, columns: Columns, size: int) -> None:
+    """Say that each process has to gather whole updates, of numbers with so many bytes. Python shows the same
+    warning once."""
+    if columns.ranks.count > 1:
+        each = f"{columns.total * size / 1e6:,.1f} MB for each client of a round"
+        warnings.warn(
+            f"{who} reads whole updates, so every process gathers those of all: {each}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 _CURRENT: ContextVar[Columns | None] = ContextVar("columns", default=None)

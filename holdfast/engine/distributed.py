@@ -15,7 +15,7 @@ there are."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,7 +43,6 @@ class Distributed:
     whole_rows: bool
     """Whether the server half looks at whole updates."""
     replies_on_device = True
-    _warned: bool = field(default=False, init=False)
 
     def close(self) -> None:
         self.simulator.close()
@@ -87,19 +86,15 @@ class Distributed:
         fields: dict[str, Tensor] = {}
         columns: Columns | None = None
         for name, value in self._of_all(sent, context.home).items():
-            if name == UPDATE and value.ndim == 2 and not self.whole_rows:
-                columns = Columns(value.shape[1], self.share.ranks)
+            shared = Columns(value.shape[1], self.share.ranks) if name == UPDATE and value.ndim == 2 else None
+            if shared is not None and not self.whole_rows:
+                columns = shared
                 fields[name] = columns.of_rows(value, owners)
                 continue
             fields[name] = _by_client(self.share.ranks.gather(value), owners)
-            if name == UPDATE:
-                self._warn(context, fields[name])
+            if shared is not None:
+                warn_of_rows(f"method '{context.method.name}'", shared, value.element_size())
         return Uplink(ids, fields, columns=columns)
-
-    def _warn(self, context: RunContext, rows: Tensor) -> None:
-        if not self._warned and self.share.ranks.count > 1:
-            self._warned = True
-            warn_of_rows(f"method '{context.method.name}'", len(rows), rows[:1].numel(), rows.element_size())
 
     def _of_all(self, sent: Mapping[str, Tensor], home: torch.device) -> dict[str, Tensor]:
         """The fields that clients send, in one order; without rows on a rank that has no clients here."""

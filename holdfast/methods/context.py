@@ -148,7 +148,7 @@ class Context(Guarded):
             seen = replace(self, reference=start, buffers=up["buffers"][rows], counts=counts, refused=refused)
             models, columns = up["update"][rows] + start, up.columns
             if columns is not None and reads_of(detector) == "rows":
-                warn_of_rows(f"detector '{name}'", len(models), columns.total, models.element_size())
+                warn_of_rows(f"detector '{name}'", columns, models.element_size())
                 models, seen = columns.whole(models), replace(seen, reference=columns.whole(start))
                 columns = None
             if detector.works_on_device():
