@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.app import command_line, print_json, print_line, to_stdout
+from holdfast.cli.app import print_json
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def submit_sweep(
     plugins: list[Path] | None,
     track: list[str] | None,
     retry: bool,
-    as_json: bool,
-) -> bool:
-    """Submit what is left of the sweep; return False, without a word, where nothing is left."""
+) -> tuple[str, dict[str, Any]] | None:
+    """Submit what is left of the sweep. Return what to print, as text and for --json; None where nothing is
+    left."""
     from holdfast.api import fresh_folder
     from holdfast.sweeps.slurm import slurm_sweep
     from holdfast.tracking.following import chosen
@@ -52,37 +52,26 @@ def submit_sweep(
     asked = slurm_sweep(text, table, out or fresh_folder(), plugins or [], track or [], retry)
     left = asked.left()
     if dry_run:
-        _print_script(asked, as_json)
-    elif left:
-        _say_submitted(asked, asked.submit(), plugins or [], as_json)
-    return dry_run or left > 0
+        return _script(asked)
+    if not left:
+        return None
+    job = asked.submit()
+    lines = [f"{title:15} {line}" for title, line in asked.described(job).items()]
+    content = {"run_dir": str(asked.out), "job": job, "elements": len(asked.jobs), "logs": str(asked.logs)}
+    return "\n".join(lines), content
 
 
-def _print_script(asked: SlurmSweep, as_json: bool) -> None:
-    commands = [shlex.join(element.words) for element in asked.elements()]
+def print_submitted(said: tuple[str, dict[str, Any]], as_json: bool) -> int:
+    text, content = said
     if as_json:
-        print_json({"run_dir": str(asked.out), "script": asked.script(), "commands": commands})
-        return
-    print(asked.script())
-    print(f"# nothing was submitted; {len(commands)} elements share {len(asked.cells)} cells, and run:")
-    for command in commands:
-        print(f"# {command}")
+        print_json(content)
+    else:
+        print(text)
+    return 0
 
 
-def _say_submitted(asked: SlurmSweep, job: str, plugins: list[Path], as_json: bool) -> None:
-    from holdfast.core.registry import plugin_options
-
-    of = len(asked.jobs)
-    if as_json:
-        print_json({"run_dir": str(asked.out), "job": job, "elements": of, "logs": str(asked.logs)})
-        return
-    lines = {
-        "job": f"{job}: {of} {'element' if of == 1 else 'elements'} for {len(asked.cells)} cells",
-        "run directory": str(asked.out),
-        "logs": str(asked.logs),
-        "state": command_line("report", asked.out, "--live") + plugin_options(plugins),
-        "queue": f"squeue --job {job}",
-        "complete": command_line("resume", asked.out) + plugin_options(plugins),
-    }
-    for name, value in lines.items():
-        print_line(to_stdout(), f"{name:15} {value}")
+def _script(asked: SlurmSweep) -> tuple[str, dict[str, Any]]:
+    script, commands = asked.script(), [shlex.join(element.words) for element in asked.elements()]
+    ended = f"# nothing was submitted; {len(commands)} elements share {len(asked.cells)} cells, and run:"
+    text = "\n".join([script, ended, *(f"# {command}" for command in commands)])
+    return text, {"run_dir": str(asked.out), "script": script, "commands": commands}

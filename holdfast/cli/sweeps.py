@@ -27,7 +27,7 @@ from holdfast.cli.app import (
     to_stderr,
 )
 from holdfast.cli.runs import engine_options, is_grid, read_cells, read_table, resumable, summarise
-from holdfast.cli.sweep_slurm import DryRun, Slurm, submit_sweep
+from holdfast.cli.sweep_slurm import DryRun, Slurm, print_submitted, submit_sweep
 from holdfast.core.errors import ConfigError
 from holdfast.interactive.progress import Follow
 
@@ -90,10 +90,13 @@ def sweep(
         from holdfast.api import fresh_folder
 
         options = engine_options(device, plan, precision, memory, workers, data_dir)
+        submitted = None
         if slurm is not None or dry_run:
             table = read_table(config, changes or [], options, plugin)
-            if submit_sweep(slurm, dry_run, table, out, shard, plugin, track, retry, as_json):
-                return 0
+            submitted = submit_sweep(slurm, dry_run, table, out, shard, plugin, track, retry)
+    if submitted:
+        return print_submitted(submitted, as_json)
+    with only_json(as_json):
         part = read_shard(shard)
         if out is None and part[1] > 1:
             raise ConfigError("--shard: give the directory that all shards share with --out")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import expand, plain_disk_errors, write_atomically
+from holdfast.core.registry import plugin_options
 from holdfast.core.toml import to_toml
 from holdfast.experiment.config import Config
 from holdfast.sweeps.folder import SweepFolder
@@ -41,8 +43,9 @@ class SlurmSweep:
     cells: list[tuple[str, Config]]
     config: str
     """The config as TOML."""
-    options: Sequence[str] = ()
-    """What else the command of an element is told: --plugin, --track, --retry."""
+    plugins: Sequence[str] = ()
+    track: Sequence[str] = ()
+    retry: bool = False
     cluster: str = "slurm"
     jobs: list[Any] = field(default_factory=list)
     """submitit's jobs, one for each element, once they are submitted."""
@@ -81,10 +84,9 @@ class SlurmSweep:
         """Return how many cells have something left to run."""
         folder = SweepFolder(self.out, self.cells)
         folder.check()
-        retry = "--retry" in self.options
         statuses = [(place, place.run_status()) for place in folder.cells]
         return sum(
-            not status.done or place.to_extend() or (retry and status.status == "failed")
+            not status.done or place.to_extend() or (self.retry and status.status == "failed")
             for place, status in statuses
         )
 
@@ -104,6 +106,19 @@ class SlurmSweep:
             raise RunError(f"slurm: the job was not submitted: {_reason(error)}") from None
         return str(self.jobs[0].job_id).partition("_")[0]
 
+    def described(self, job: str) -> dict[str, str]:
+        """Return what a user needs to know of a submitted job: titles and lines."""
+        of, out = len(self.jobs), shlex.quote(str(self.out))
+        plugins = plugin_options(self.plugins)
+        return {
+            "job": f"{job}: {of} {'element' if of == 1 else 'elements'} for {len(self.cells)} cells",
+            "run directory": str(self.out),
+            "logs": str(self.logs),
+            "state": f"holdfast report {out} --live{plugins}",
+            "queue": f"squeue --job {job}",
+            "complete": f"holdfast resume {out}{plugins}",
+        }
+
     def _executor(self) -> Any:
         submitit = _submitit()
         if self.cluster == "local":
@@ -114,8 +129,8 @@ class SlurmSweep:
             executor = submitit.SlurmExecutor(folder=self.logs, max_num_timeout=self.request.requeues)
         except RuntimeError:
             raise ConfigError(
-                "slurm: this machine has no `srun`, so nothing can be submitted from it; do it on a login node of"
-                " the cluster, or print the script with --dry-run"
+                "slurm: this machine has no `srun`, so nothing can be submitted from it; do it on a login"
+                " node of the cluster, or print the script with --dry-run"
             ) from None
         executor.update_parameters(**self._parameters())
         return executor
@@ -148,7 +163,10 @@ class SlurmSweep:
 
     def _words(self, number: int, of: int) -> list[str]:
         command = [sys.executable, "-m", "holdfast.cli", "sweep", str(self.logs / "sweep.toml")]
-        return [*command, "--out", str(self.out), "--shard", f"{number}/{of}", *self.options]
+        options = [word for plugin in self.plugins for word in ("--plugin", plugin)]
+        options += [word for name in self.track for word in ("--track", name)]
+        options += ["--retry"] if self.retry else []
+        return [*command, "--out", str(self.out), "--shard", f"{number}/{of}", *options]
 
 
 def slurm_sweep(
@@ -163,25 +181,23 @@ def slurm_sweep(
     """Check everything that can be checked before a job is submitted. Elements with a GPU train on it, unless
     the config names a device."""
     request = read_request(text)
-    engine = table.get("engine") or {}
-    if request.gpus and "device" not in engine:
+    engine = table.get("engine", {})
+    if request.gpus and isinstance(engine, Mapping) and "device" not in engine:
         table = {**table, "engine": {**engine, "device": "cuda"}}
-    elif request.gpus and engine["device"] == "cpu":
+    cells = configs(table)
+    if request.gpus and cells[0][1].engine.device == "cpu":
         raise ConfigError(
             f"slurm: gpus={request.gpus} asks for GPUs, but the device is cpu; leave out gpus (jobs=N shares"
             " the sweep over CPUs), or name another device"
         )
-    cells = configs(table)
     if len(cells) == 1 and not cells[0][0]:
         raise ConfigError(
             "slurm: the config has no [sweep] section with a list, so there is nothing to share"
         )
     if "%" in str(out.resolve()):
         raise ConfigError(f"slurm: {out} has a % in its path, which SLURM replaces; choose another --out")
-    options = [word for plugin in plugins for word in ("--plugin", str(expand(plugin, "--plugin").resolve()))]
-    options += [word for name in track for word in ("--track", name)]
-    options += ["--retry"] if retry else []
-    return SlurmSweep(out.resolve(), request, cells, _as_toml(table, cells), options, cluster)
+    files = [str(expand(plugin, "--plugin").resolve()) for plugin in plugins]
+    return SlurmSweep(out.resolve(), request, cells, _as_toml(table, cells), files, track, retry, cluster)
 
 
 def _as_toml(table: Mapping[str, Any], cells: Sequence[tuple[str, Config]]) -> str:
@@ -195,8 +211,8 @@ def _as_toml(table: Mapping[str, Any], cells: Sequence[tuple[str, Config]]) -> s
         same = False
     if not same:
         raise ConfigError(
-            "slurm: the config holds Python objects, or lists with None, which a file cannot; give parts, models"
-            " and data by their names, and register your own in a file for --plugin"
+            "slurm: the config holds Python objects, or lists with None, which a file cannot; give parts,"
+            " models and data by their names, and register your own in a file for --plugin"
         )
     return text
 
