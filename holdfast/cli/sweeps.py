@@ -86,17 +86,16 @@ def sweep(
 
     """
     check_explain(explain, as_json)
+    options = engine_options(device, plan, precision, memory, workers, data_dir)
+    if slurm is not None or dry_run:
+        with only_json(as_json):
+            table = read_table(config, changes or [], options, plugin)
+            submitted = submit_sweep(slurm, dry_run, table, out, shard, plugin, track, retry)
+        if submitted is not None:
+            return print_submitted(submitted, as_json)
     with only_json(as_json):
         from holdfast.api import fresh_folder
 
-        options = engine_options(device, plan, precision, memory, workers, data_dir)
-        submitted = None
-        if slurm is not None or dry_run:
-            table = read_table(config, changes or [], options, plugin)
-            submitted = submit_sweep(slurm, dry_run, table, out, shard, plugin, track, retry)
-    if submitted:
-        return print_submitted(submitted, as_json)
-    with only_json(as_json):
         part = read_shard(shard)
         if out is None and part[1] > 1:
             raise ConfigError("--shard: give the directory that all shards share with --out")

@@ -143,7 +143,6 @@ def test_the_submitted_script_is_the_one_that_a_dry_run_prints(
     ]
     for file in [*Path("s").rglob("*"), cluster / "submitted.sh"]:
         assert file.is_dir() or b"b7-secret-of-the-user" not in file.read_bytes(), file
-    assert cli("report", "s", "--markdown").err == "" or "not begun" in cli("report", "s").err
 
 
 def test_what_sbatch_refuses_is_one_line(
