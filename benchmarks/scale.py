@@ -8,8 +8,8 @@ measurement of the whole:
     python benchmarks/scale.py --measure cpu --columns 100000       # measures parts on this machine; a minute
     python benchmarks/scale.py --measure cuda                       # on a GPU; a minute
 
-Parts are in benchmarks/records/scale.json, each with the command, the device, the date and the versions that it
-comes from. A part that nobody has measured is missing there, and open in the tables."""
+Parts are in benchmarks/records/scale.json, each with the command, the device, the date and the versions that
+it comes from. A part that nobody has measured is missing there, and open in the tables."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ Seconds = float | None
 
 @dataclass(frozen=True)
 class Model:
-    """What clients train and send: `sent` numbers in each direction, `step` the seconds of one client's step on
-    one GPU."""
+    """What clients train and send: `sent` numbers in each direction. `steps` has the seconds of one client's
+    step on one GPU, by the number of clients in the stack."""
 
     name: str
     sent: int
-    step: Seconds
+    steps: Mapping[int, float]
+
+    def step(self, clients: float) -> Seconds:
+        """Return the step of the largest measured stack that is no larger; larger stacks are faster."""
+        if not self.steps:
+            return None
+        return self.steps[max((size for size in self.steps if size <= clients), default=min(self.steps))]
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,11 @@ class Links:
 
 def models(record: Mapping[str, Any]) -> list[Model]:
     named = (
-        ("FedCAP's CIFAR-10 network", 156_810, "cifar-48x20"),
-        ("ResNet18", 11_173_962, "resnet18-10"),
-        ("LoRA of a transformer", ADAPTERS, "adapters"),
+        ("FedCAP's CIFAR-10 network", 156_810, ("cifar-48x20", "cifar-20")),
+        ("ResNet18", 11_173_962, ("resnet18-10",)),
+        ("LoRA of a transformer", ADAPTERS, ("adapters",)),
     )
+    measured = record["cuda"]
     return [Model(name, sent, record["cuda"].get(part, {}).get("seconds")) for name, sent, part in named]
 
 
@@ -79,7 +86,8 @@ def costs(model: Model, gpus: int, rule: Rules, links: Links) -> dict[str, Secon
     """The parts of a round in seconds; docs/scale.md has the formula. The cohort is cut evenly, the server's
     work by columns."""
     stack, apart, columns = 4 * COHORT * model.sent, (gpus - 1) / gpus, model.sent / gpus
-    train = None if model.step is None else COHORT * STEPS * model.step / gpus
+    step = model.step(COHORT / gpus)
+    train = None if step is None else COHORT * STEPS * step / gpus
     exchange = stack / gpus * apart / links.network
     model_to_all = 4 * model.sent * apart / links.network
     found: dict[str, Seconds] = {
@@ -98,12 +106,14 @@ def costs(model: Model, gpus: int, rule: Rules, links: Links) -> dict[str, Secon
     }.items():
         found[f"server: {name}"] = sum(found[part] or 0.0 for part in parts)
     server = found["server: median"]
-    found["round"] = None if train is None or server is None else train + server
+    whole = None if train is None or server is None else train + server
+    found["round"] = whole
+    found["round, private rows"] = None if whole is None else max(whole, found["private rows"] or 0.0)
     return found
 
 
 def sizes(model: Model, gpus: int) -> dict[str, float]:
-    """Bytes. A GPU holds the rows of its clients and, while they are exchanged, its columns of all clients."""
+    """Bytes. A GPU holds the rows of its clients and, while they are exchanged, its columns of all."""
     stack = 4.0 * COHORT * model.sent
     return {
         "each client, down and up": 8.0 * model.sent,
@@ -118,13 +128,13 @@ def sizes(model: Model, gpus: int) -> dict[str, float]:
 def crossings(model: Model, rule: Rules, links: Links, gpus: int = PER_MACHINE) -> dict[str, Seconds]:
     """Where another term becomes as long as training, on one machine of eight GPUs."""
     found = costs(model, gpus, rule, links)
-    train, median = found["train"], found["server: median"] or 0.0
-    if train is None:
+    train, median, step = found["train"], found["server: median"] or 0.0, model.step(float("inf"))
+    if train is None or step is None:
         return dict.fromkeys(("steps", "cohort", "network", "disk"))
     stack = 4 * COHORT * model.sent
     return {
         "steps": STEPS * median / train,
-        "cohort": COHORT * train / (rule.gram * model.sent / gpus),
+        "cohort": COHORT * (COHORT * STEPS * step) / (rule.gram * model.sent),
         "network": stack / gpus * (gpus - 1) / gpus / train,
         "disk": 2 * stack / machines(gpus) / train,
     }
@@ -138,8 +148,8 @@ def machines(gpus: int) -> int:
 
 
 def in_seconds(value: Seconds) -> str:
-    if value is None:
-        return "open"
+    if not value:
+        return "open" if value is None else "0"
     if value >= 10:
         return f"{value:,.0f} s"
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
@@ -157,9 +167,9 @@ def in_numbers(value: float) -> str:
     return f"{value:,.2f}" if value < 10 else f"{float(f'{value:.2g}'):,.0f}"
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def table(head: Iterable[str], rows: Iterable[Iterable[str]], align: str = "---:") -> str:
     names = list(head)
-    lines = [names, ["---", *["---:"] * (len(names) - 1)], *rows]
+    lines = [names, ["---", *[align] * (len(names) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -180,9 +190,10 @@ def table_of_seconds(record: Mapping[str, Any], links: Links) -> str:
             found = costs(model, gpus, rules(record["cuda"]), links)
             names = list(found)
             cells = {name: in_seconds(value) for name, value in found.items()}
-            if model.step is None:
-                cells["train"] = f"{COHORT * STEPS / gpus:,.0f} S"
+            if not model.steps:
+                cells["train"] = f"{COHORT * STEPS / gpus:,.6g} S"
                 cells["round"] = f"{cells['train']} + {cells['server: median']}"
+                cells["round, private rows"] = f"at least {cells['private rows']}"
             rows.append([model.name, str(gpus), *cells.values()])
     return table(["model", "GPUs", *names], rows)
 
@@ -192,8 +203,8 @@ def table_of_crossings(record: Mapping[str, Any], links: Links) -> str:
     for model in models(record):
         found = crossings(model, rules(record["cuda"]), links)
         cells = {
-            "steps": lambda value: in_numbers(value),
-            "cohort": lambda value: in_numbers(value),
+            "steps": in_numbers,
+            "cohort": in_numbers,
             "network": lambda value: f"{in_bytes(value)}/s",
             "disk": lambda value: f"{in_bytes(value)}/s",
         }
@@ -236,7 +247,7 @@ def table_of_parts(record: Mapping[str, Any]) -> str:
             took = f"{seconds * 1e6:,.2f} us" if seconds < 1e-3 else in_seconds(seconds)
             source = (part["device"], f"`{part['command']}`", part["date"], part["versions"])
             rows.append([f"`{device}`: {name}", part["what"] + size, took, *source])
-    return table(("part", "what", "measured", "device", "command", "date", "versions"), rows)
+    return table(("part", "what", "measured", "device", "command", "date", "versions"), rows, "---")
 
 
 def tables(record: Mapping[str, Any], links: Links) -> dict[str, str]:

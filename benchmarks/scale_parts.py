@@ -56,8 +56,8 @@ class Block(nn.Module):
 
 
 def transformer() -> tuple[nn.Module, list[nn.Parameter]]:
-    """86 million parameters, most of them frozen, of the size of BERT base without its words, and the adapters,
-    which are trained."""
+    """86 million parameters, most of them frozen, of the size of BERT base without its words, and the
+    adapters, which are trained."""
     net = nn.Sequential(*(Block() for _ in range(LAYERS)))
     for name, value in net.named_parameters():
         value.requires_grad_(".down." in name or ".up." in name)
@@ -79,8 +79,8 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> f
 
 
 def measure(device: torch.device, columns: int, repeats: int) -> dict[str, Part]:
-    """Measure every part that this device can: the step of a client with adapters on a GPU only, the exchange of
-    rows for columns on a CPU only."""
+    """Measure every part that this device can: the step of a client with adapters on a GPU only, the exchange
+    of rows for columns on a CPU only."""
     torch.manual_seed(0)
     cuda = device.type == "cuda"
     source = {
@@ -89,6 +89,16 @@ def measure(device: torch.device, columns: int, repeats: int) -> dict[str, Part]
         "date": datetime.date.today().isoformat(),
         "versions": f"Python {platform.python_version()}, PyTorch {torch.__version__}",
     }
+    found = server_parts(device, columns, repeats)
+    if cuda:
+        found["adapters"] = {"what": step_words(), "seconds": adapter_step(device, repeats)}
+    else:
+        found["rows to columns"] = exchange(columns, repeats)
+    return {name: {**part, **source} for name, part in found.items()}
+
+
+def server_parts(device: torch.device, columns: int, repeats: int) -> dict[str, Part]:
+    """Time what the server's rules cannot do without, for 1,000 clients: as in `benchmarks/aggregators.py`."""
     size = {"clients": CLIENTS, "columns": columns}
     found: dict[str, Part] = {}
     stack = torch.randn(CLIENTS, columns, device=device)
@@ -98,12 +108,7 @@ def measure(device: torch.device, columns: int, repeats: int) -> dict[str, Part]
     block = stack[:, : columns // 16].T.contiguous()  # in parts, as the rules do it
     sort = 16 * seconds(lambda: block.sort(dim=1), device, max(3, repeats // 4))
     found["sort"] = {"what": "sort along the clients, in 16 blocks", "seconds": sort, **size}
-    del stack, block
-    if cuda:
-        found["adapters"] = {"what": step_words(), "seconds": adapter_step(device, repeats)}
-    else:
-        found["rows to columns"] = exchange(columns, repeats)
-    return {name: {**part, **source} for name, part in found.items()}
+    return found
 
 
 def step_words() -> str:
@@ -128,9 +133,9 @@ def adapter_step(device: torch.device, repeats: int) -> float:
 
 
 def exchange(columns: int, repeats: int) -> Part:
-    """Time rows for columns: each of two processes has half of the clients and gets half of the columns of all,
-    by one all_to_all of gloo over the loopback network, with the copy that puts each receiver's part in one
-    piece."""
+    """Time rows for columns: each of two processes has half of the clients and gets half of the columns of
+    all, by one all_to_all of gloo over the loopback network, with the copy that puts each receiver's part in
+    one piece."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_exchange, (folder, columns, repeats), nprocs=RANKS)
         best = float((Path(folder) / "seconds").read_text())
