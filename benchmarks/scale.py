@@ -71,7 +71,10 @@ def models(record: Mapping[str, Any]) -> list[Model]:
         ("LoRA of a transformer", ADAPTERS, ("adapters",)),
     )
     measured = record["cuda"]
-    return [Model(name, sent, record["cuda"].get(part, {}).get("seconds")) for name, sent, part in named]
+    return [
+        Model(name, sent, {measured[p]["stack"]: measured[p]["seconds"] for p in parts if p in measured})
+        for name, sent, parts in named
+    ]
 
 
 def rules(parts: Mapping[str, Any]) -> Rules:
@@ -243,6 +246,7 @@ def table_of_parts(record: Mapping[str, Any]) -> str:
     for device, parts in record.items():
         for name, part in parts.items():
             size = f", {part['clients']:,} x {part['columns']:,}" if "columns" in part else ""
+            size += f", {part['stack']:,} clients" if "stack" in part else ""
             seconds = part["seconds"]
             took = f"{seconds * 1e6:,.2f} us" if seconds < 1e-3 else in_seconds(seconds)
             source = (part["device"], f"`{part['command']}`", part["date"], part["versions"])

@@ -91,14 +91,14 @@ def measure(device: torch.device, columns: int, repeats: int) -> dict[str, Part]
     }
     found = server_parts(device, columns, repeats)
     if cuda:
-        found["adapters"] = {"what": step_words(), "seconds": adapter_step(device, repeats)}
+        found["adapters"] = {"what": step_words(), "seconds": adapter_step(device, repeats), "stack": 1}
     else:
         found["rows to columns"] = exchange(columns, repeats)
     return {name: {**part, **source} for name, part in found.items()}
 
 
 def server_parts(device: torch.device, columns: int, repeats: int) -> dict[str, Part]:
-    """Time what the server's rules cannot do without, for 1,000 clients: as in `benchmarks/aggregators.py`."""
+    """Time what the server's rules cannot do without, as `benchmarks/aggregators.py` does."""
     size = {"clients": CLIENTS, "columns": columns}
     found: dict[str, Part] = {}
     stack = torch.randn(CLIENTS, columns, device=device)
