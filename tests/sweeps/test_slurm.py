@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from holdfast.sweeps.grid import configs
 from holdfast.sweeps.runner import sweep
 from holdfast.sweeps.slurm import SlurmSweep, slurm_sweep
 from holdfast.sweeps.slurm_element import Element
-from tests.cli.commands import Answer, refused
+from tests.cli.commands import HERE, Answer, refused
 from tests.experiment.kills import bits
 
 CONFIG = """
@@ -106,6 +108,20 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(cli: Callable[..., Answe
         assert f"holdfast.cli sweep {config} --out {out} --shard {shard}\n" in answer.out
     shown = json.loads(cli("sweep", grid, "--slurm", "time=5", "--dry-run", "--json").out)
     assert len(shown["commands"]) == 1 and "array" not in flags(shown["script"])
+
+
+def test_elements_are_told_of_plug_ins_trackers_and_retry(cli: Callable[..., Answer], grid: Path) -> None:
+    Path("mine.py").write_text("")
+    words = ("--plugin", "mine.py", "--track", "tensorboard", "--retry", "--dry-run")
+    answer = cli("sweep", grid, "--out", "s", "--slurm", "time=5", *words)
+    told = f"--shard 1/1 --plugin {Path('mine.py').resolve()} --track tensorboard --retry\n"
+    assert answer.code == 0 and told in answer.out
+
+
+def test_what_an_element_imports_first_takes_no_time() -> None:
+    """submitit's process reads it; PyTorch is for the process of Holdfast."""
+    asked = "import sys, holdfast.sweeps.slurm_element; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", asked], check=True, env=HERE)
 
 
 def test_more_elements_than_gpus_wait_for_each_other(grid: Path) -> None:
@@ -233,8 +249,36 @@ def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
+def time_out(controller: int) -> None:
+    """Tell the process of submitit what SLURM tells it before the time of a job ends."""
+    os.kill(child_of(controller), signal.SIGUSR2)
+
+
+def kill(controller: int) -> None:
+    """Kill an element with all its processes."""
+    runs = child_of(controller)
+    for process in (controller, child_of(runs), runs):
+        os.kill(process, signal.SIGKILL)
+
+
+def when_there(file: Path, act: Callable[[], None]) -> threading.Thread:
+    """Act as soon as a file is there."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + 200
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
 @pytest.mark.slow
-def test_a_killed_element_is_submitted_again_and_a_timed_out_one_by_itself(grid: Path) -> None:
+def test_a_killed_element_is_submitted_again_and_a_timed_out_one_by_itself(
+    cli: Callable[..., Answer], grid: Path
+) -> None:
     """Two elements of two cells. The first is told that its time ends, as SLURM does, and is queued again;
     the second is killed with all its processes, and what is left is submitted again."""
     table = tomllib.loads(CONFIG)
@@ -242,16 +286,12 @@ def test_a_killed_element_is_submitted_again_and_a_timed_out_one_by_itself(grid:
     asked = slurm_sweep("jobs=2 time=60", table, Path("cut"), cluster="local")
     asked.submit()
     first, second = asked.jobs
-    deadline = time.monotonic() + 200
-    begun = [asked.out / "000-fedavg_seed=0", asked.out / "002-ditto_seed=0"]
-    while not all((folder / "parts" / "000002.json").exists() for folder in begun):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(child_of(first._process.pid), signal.SIGUSR2)
-    controller = second._process.pid
-    runs = child_of(controller)
-    for process in (controller, child_of(runs), runs):
-        os.kill(process, signal.SIGKILL)
+    watches = (
+        when_there(asked.out / "000-fedavg_seed=0/parts/000002.json", lambda: time_out(first._process.pid)),
+        when_there(asked.out / "002-ditto_seed=0/parts/000002.json", lambda: kill(second._process.pid)),
+    )
+    for watch in watches:
+        watch.join()
     first.result()
     assert "Requeued job" in first.stdout() and asked.left() == 2
     again = slurm_sweep("jobs=1 time=60", table, Path("cut"), cluster="local")
@@ -263,3 +303,5 @@ def test_a_killed_element_is_submitted_again_and_a_timed_out_one_by_itself(grid:
         sweep(configs(table), Path("whole"), shard=(shard, 2))
     for folder in sorted(Path("whole").glob("[0-9]*")):
         assert bits(asked.out / folder.name) == bits(folder)
+    shown = cli("sweep", grid, "--set", "train.rounds=60", "--out", "cut")
+    assert shown.code == 0 and shown.out.count("finished") == 4, "the same command prints the table"
