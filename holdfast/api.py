@@ -81,6 +81,7 @@ def sweep(
     watch: RunCallbacks | None = None,
     track: Sequence[str | Make] = (),
     progress: bool | None = None,
+    slurm: str | None = None,
     **sections: Any,
 ) -> Sweep:
     """Run a grid of experiments together, or one shard of it, and return all its cells.
@@ -97,15 +98,20 @@ def sweep(
     `sweep={"method.name": ["fedavg", "ditto"]}`.
 
     The same call continues a sweep that was stopped, also one over objects: give `out`. A cell that fails
-    raises no exception; it runs again only with `retry`. The other arguments are those of `run`."""
+    raises no exception; it runs again only with `retry`. The other arguments are those of `run`.
+
+    `slurm="partition=gpu gpus=8 time=02:00:00"` submits the sweep to a SLURM cluster in place of running it,
+    prints the job, and returns the cells as they are now; the same call submits what is left."""
     table = _merged(config, sections)
     if not table.get("sweep"):
         raise ConfigError(
             "sweep: no setting has a list, so there is nothing to sweep over; give a list, such as"
             " seed=[0, 1, 2], or use holdfast.run"
         )
-    cells = configs(table)
     path = Path(out) if out is not None else fresh_folder()
+    if slurm is not None:
+        return _submitted(slurm, table, path, shard, track, retry, progress)
+    cells = configs(table)
     with (
         stoppable(
             lambda: f"the same call with out={str(path)!r} continues the sweep", lambda: is_sweep(path)
@@ -229,6 +235,32 @@ def open(path: str | Path, data: Any = None, **sections: Any) -> Run | Sweep:
     need them again, as sections; `data` is needed where data was handed over in Python and the directory has
     no copy of it. `holdfast.load` gives the metrics of many runs as one data frame instead."""
     return open_folder(path, handed_again(data), sections)
+
+
+def _submitted(
+    text: str,
+    table: Mapping[str, Any],
+    path: Path,
+    shard: tuple[int, int],
+    track: Sequence[str | Make],
+    retry: bool,
+    progress: bool | None,
+) -> Sweep:
+    """Submit what is left of a sweep to a SLURM cluster."""
+    from holdfast.sweeps.slurm import slurm_sweep
+
+    if shard != (1, 1):
+        raise ConfigError("sweep: leave out shard with slurm, which gives every element its shard")
+    named(track)
+    trackers = [name for name in track if isinstance(name, str)]
+    if len(trackers) < len(track):
+        raise ConfigError("sweep: with slurm, track takes names only; the cells run in other processes")
+    asked = slurm_sweep(text, settled(table), path, track=trackers, retry=retry)
+    if asked.left():
+        job = asked.submit()
+        if progress is not False:
+            print("\n".join(f"{title:15} {line}" for title, line in asked.described(job).items()))
+    return Sweep.opened(path)
 
 
 def _merged(config: Given | None, sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -216,15 +216,23 @@ def read_cells(
 ) -> list[tuple[str, Config]]:
     """Return (label, config) of every experiment that the file, --set and the other options ask for,
     checked."""
-    from holdfast.experiment.config_tables import assign, read_config
     from holdfast.sweeps.grid import configs
+
+    return configs(read_table(config, changes, options, plugins))
+
+
+def read_table(
+    config: Path | None, changes: list[str], options: dict[str, Any], plugins: list[Path] | None
+) -> dict[str, Any]:
+    """Return what the file, --set and the other options say, as plain tables, and load the plug-ins."""
+    from holdfast.experiment.config_tables import assign, read_config
 
     load_plugins(plugins)
     table = read_config(config, changes)
     for key, value in options.items():
         if value is not None:
             assign(table, key, value)
-    return configs(table)
+    return table
 
 
 def is_grid(cells: list[tuple[str, Config]]) -> bool:

@@ -26,7 +26,8 @@ from holdfast.cli.app import (
     print_json,
     to_stderr,
 )
-from holdfast.cli.runs import engine_options, is_grid, read_cells, resumable, summarise
+from holdfast.cli.runs import engine_options, is_grid, read_cells, read_table, resumable, summarise
+from holdfast.cli.sweep_slurm import DryRun, Slurm, print_submitted, submit_sweep
 from holdfast.core.errors import ConfigError
 from holdfast.interactive.progress import Follow
 
@@ -46,6 +47,8 @@ def sweep(
     shard: Annotated[
         str, typer.Option("--shard", metavar="I/N", help="Run only one of N parts of the sweep: 1/N to N/N.")
     ] = "1/1",
+    slurm: Slurm = None,
+    dry_run: DryRun = False,
     retry: Retry = False,
     changes: Changes = None,
     device: Device = None,
@@ -67,26 +70,36 @@ def sweep(
     cell that diverges is a result: the table marks it, and the exit code stays 0.
 
     With --shard, several processes or machines share the cells. Give all of them the same CONFIG and the same
-    --out, in a folder that all can see. In a Slurm job, use #SBATCH --array=1-4 and the third example.
+    --out, in a folder that all can see.
+
+    With --slurm, the sweep is submitted to a SLURM cluster instead of being run here: an array job. Each of
+    its elements runs one shard, with one GPU if you ask for gpus=N, and is queued again when its time ends.
+    The text has settings of sbatch (partition, account, qos, mem, constraint ...), time=HH:MM:SS, jobs=N (how
+    many elements) and cpus=N (of each).
 
     \b
     Examples:
       holdfast sweep sweep.toml --out runs/table
       holdfast sweep sweep.toml --out runs/table --shard 2/4
-      holdfast sweep sweep.toml --out runs/table --shard $SLURM_ARRAY_TASK_ID/4
       holdfast sweep sweep.toml --out runs/table --retry
+      holdfast sweep sweep.toml --slurm "partition=gpu gpus=8 time=02:00:00" --dry-run
 
     """
     check_explain(explain, as_json)
+    options = engine_options(device, plan, precision, memory, workers, data_dir)
+    if slurm is not None or dry_run:
+        with only_json(as_json):
+            table = read_table(config, changes or [], options, plugin)
+            submitted = submit_sweep(slurm, dry_run, table, out, shard, plugin, track, retry)
+        if submitted is not None:
+            return print_submitted(submitted, as_json)
     with only_json(as_json):
         from holdfast.api import fresh_folder
 
         part = read_shard(shard)
         if out is None and part[1] > 1:
             raise ConfigError("--shard: give the directory that all shards share with --out")
-        cells = read_cells(
-            config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin
-        )
+        cells = read_cells(config, changes or [], options, plugin)
         if not is_grid(cells):
             raise ConfigError(
                 "sweep: the config has no [sweep] section with a list; add one, or use `holdfast run` for one"

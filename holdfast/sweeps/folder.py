@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import HOST, as_json, lock, plain_disk_errors, unlock, write_if_absent, write_json
@@ -42,6 +42,8 @@ from holdfast.experiment.object_names import agree, unnamed
 from holdfast.local.plan import Plan
 from holdfast.storage.status import RunStatus, run_status
 from holdfast.sweeps.grid import flatten
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,7 @@ class SweepFolder:
     def shard(self, number: int, of: int) -> list[CellFolder]:
         """Return the cells of one shard: blocks of nearly equal size, because neighbours in the grid are most
         alike and best trained together."""
-        size = len(self.cells)
-        return self.cells[(number - 1) * size // of : number * size // of]
+        return block(self.cells, number, of)
 
     def groups(self) -> list[Group]:
         found = []
@@ -236,6 +237,12 @@ class SweepFolder:
             left = {file.name for file in self.path.iterdir() if not file.match("data-*.safetensors")}
             if left <= {"sweep.json", "lock"}:
                 shutil.rmtree(self.path, ignore_errors=True)
+
+
+def block(cells: list[T], number: int, of: int) -> list[T]:
+    """Return one of `of` blocks of nearly equal size."""
+    size = len(cells)
+    return cells[(number - 1) * size // of : number * size // of]
 
 
 def read_sweep(path: Path, data: Sequence[HandedOver] = ()) -> list[tuple[str, Config]]:
