@@ -64,9 +64,11 @@ WIDTH, BOX, LINE, ROW, GAP = 900, 42, 14, 84, 26  # pixels: picture, box height,
 def imports_of(package: str = "holdfast") -> Imports:
     """Return, for each package inside `package`, the others that it imports at run time."""
     graph = grimp.build_graph(package, cache_dir=None, exclude_type_checking_imports=True)
-    found: Imports = {module.split(".")[1]: set() for module in graph.modules if "." in module}
-    for module in graph.modules:
-        for imported in graph.find_modules_directly_imported_by(module) if "." in module else ():
+    # __main__ is the command line, started another way
+    inside = [m for m in graph.modules if "." in m and m.split(".")[1] != "__main__"]
+    found: Imports = {module.split(".")[1]: set() for module in inside}
+    for module in inside:
+        for imported in graph.find_modules_directly_imported_by(module):
             if "." in imported and imported.split(".")[1] != module.split(".")[1]:
                 found[module.split(".")[1]].add(imported.split(".")[1])
     return found

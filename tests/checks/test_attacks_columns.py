@@ -146,9 +146,8 @@ def test_an_attack_that_says_nothing_is_shown_whole_updates(kind: type[Attack]) 
         return arrived(world, ranks)
 
     expected = attacked(None)
-    with pytest.warns(
-        RuntimeWarning, match="reads whole updates, so every process gathers all 8 of them, 0.0 MB"
-    ):
+    said = "reads whole updates, so every process gathers those of all: 0.0 MB for each client"
+    with pytest.warns(RuntimeWarning, match=said):
         found = on_ranks(2, attacked)
     for ups in found:
         assert_equal(ups, expected)
