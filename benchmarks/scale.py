@@ -96,14 +96,14 @@ def costs(model: Model, gpus: int, rule: Rules, links: Links) -> dict[str, Secon
     found: dict[str, Seconds] = {
         "train": train,
         "rows to columns": exchange,
-        "weighted sum": rule.mean * columns + model_to_all,
+        "weighted sum": rule.mean * columns,
         "Gram": rule.gram * columns + 8 * COHORT**2 * apart / links.network,
         "sort": rule.sort * columns,
         "model to all": model_to_all,
         "private rows": 2 * stack / machines(gpus) / links.disk,
     }
     for name, parts in {
-        "mean": ("weighted sum", "model to all"),
+        "mean": ("rows to columns", "weighted sum", "model to all"),
         "krum": ("rows to columns", "Gram", "model to all"),
         "median": ("rows to columns", "sort", "model to all"),
     }.items():
@@ -111,7 +111,9 @@ def costs(model: Model, gpus: int, rule: Rules, links: Links) -> dict[str, Secon
     server = found["server: median"]
     whole = None if train is None or server is None else train + server
     found["round"] = whole
-    found["round, private rows"] = None if whole is None else max(whole, found["private rows"] or 0.0)
+    rows = found["private rows"] or 0.0
+    # one process writes them while the next round trains, several write them before it
+    found["round, private rows"] = None if whole is None else max(whole, rows) if gpus == 1 else whole + rows
     return found
 
 
