@@ -207,6 +207,11 @@ def engine_options(
     return {f"engine.{name}": value for name, value in engine.items()} | {"data.dir": absolute(data_dir)}
 
 
+def trained_on(launcher: Any) -> str | None:
+    """The device that --devices means for engine.device; None where another option says it."""
+    return getattr(launcher, "kind", None)
+
+
 def absolute(data_dir: Path | None) -> str | None:
     """Return the folder as an absolute path, since a run may be resumed from another folder. The shell does
     not expand the ~ in --data-dir=~/sets."""

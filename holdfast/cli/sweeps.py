@@ -12,27 +12,32 @@ from holdfast.cli.app import (
     Changes,
     DataDir,
     Device,
+    Devices,
     Explain,
     Memory,
     PlanName,
     Plugins,
     PrecisionName,
+    Ray,
+    RayInterval,
     Retry,
     Track,
     Workers,
     app,
     check_explain,
+    launcher,
     only_json,
     print_json,
     to_stderr,
 )
-from holdfast.cli.runs import engine_options, is_grid, read_cells, resumable, summarise
+from holdfast.cli.runs import engine_options, is_grid, read_cells, resumable, summarise, trained_on
 from holdfast.core.errors import ConfigError
 from holdfast.interactive.progress import Follow
 
 if TYPE_CHECKING:
     from holdfast.experiment.config import Config
     from holdfast.storage.status import RunStatus
+    from holdfast.sweeps.runner import Launcher
 
 
 @app.command()
@@ -46,6 +51,9 @@ def sweep(
     shard: Annotated[
         str, typer.Option("--shard", metavar="I/N", help="Run only one of N parts of the sweep: 1/N to N/N.")
     ] = "1/1",
+    devices: Devices = None,
+    ray: Ray = None,
+    ray_interval: RayInterval = None,
     retry: Retry = False,
     changes: Changes = None,
     device: Device = None,
@@ -69,23 +77,32 @@ def sweep(
     With --shard, several processes or machines share the cells. Give all of them the same CONFIG and the same
     --out, in a folder that all can see. In a Slurm job, use #SBATCH --array=1-4 and the third example.
 
+    With --devices or --ray, one command uses several devices: each trains cells that form one batched
+    computation, and a worker that is lost is replaced. With --ray no folder needs to be shared. A machine
+    that dies loses at most the training since its rounds last came back (--ray-interval).
+
     \b
     Examples:
       holdfast sweep sweep.toml --out runs/table
       holdfast sweep sweep.toml --out runs/table --shard 2/4
       holdfast sweep sweep.toml --out runs/table --shard $SLURM_ARRAY_TASK_ID/4
       holdfast sweep sweep.toml --out runs/table --retry
+      holdfast sweep sweep.toml --out runs/table --devices all
+      holdfast sweep sweep.toml --out runs/table --device cuda --ray 10.0.0.1:6379
 
     """
     check_explain(explain, as_json)
     with only_json(as_json):
         from holdfast.api import fresh_folder
 
-        part = read_shard(shard)
+        part, chosen = read_shard(shard), launcher(ray, ray_interval, devices, device)
         if out is None and part[1] > 1:
             raise ConfigError("--shard: give the directory that all shards share with --out")
         cells = read_cells(
-            config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin
+            config,
+            changes or [],
+            engine_options(device or trained_on(chosen), plan, precision, memory, workers, data_dir),
+            plugin,
         )
         if not is_grid(cells):
             raise ConfigError(
@@ -93,7 +110,7 @@ def sweep(
                 " experiment"
             )
         folder = out or fresh_folder()
-        statuses = run_sweep(cells, folder, plugin, part, retry, track)
+        statuses = run_sweep(cells, folder, plugin, part, retry, track, chosen)
     return finish_sweep(folder, statuses, as_json, plugin, explain)
 
 
@@ -112,6 +129,7 @@ def run_sweep(
     shard: tuple[int, int] = (1, 1),
     retry: bool = False,
     track: list[str] | None = None,
+    chosen: Launcher | None = None,
 ) -> list[RunStatus]:
     from holdfast.sweeps.runner import sweep
     from holdfast.tracking import tracked
@@ -121,7 +139,7 @@ def run_sweep(
         resumable(folder, plugins),
         tracked(track or [], follow.watch()) as watch,
     ):
-        return sweep(cells, folder, watch, [str(p) for p in plugins or []], shard, retry)
+        return sweep(cells, folder, watch, [str(p) for p in plugins or []], shard, retry, launcher=chosen)
 
 
 def finish_sweep(
