@@ -156,6 +156,7 @@ class OnDevices:
                 "samples": samples,
                 "cache": None,
                 "outbox": None,
+                "scratch": None,
                 "interval": 0.0,
             }
 

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,38 +44,45 @@ def train_unit(
 ) -> Iterator[Told]:
     """Train one unit, and yield what happens. What is wrong with this machine is a `lost` event, so that
     another one may try."""
-    with contextlib.ExitStack() as stack:
-        try:
-            job = json.loads(spec)
-            check_versions(job["holdfast"])
-            folder = stack.enter_context(_scratch())
-            write_files(unpack(block), folder / "sweep")
-            files = [str(write_plugin(plugin, folder / "plugins")) for plugin in plugins]
-            cache = fetch_samples(samples, folder)
-            job |= {
-                "folder": str(folder / "sweep"),
-                "outbox": str(folder / "outbox"),
-                "plugins": files,
-                "cache": cache,
-                "where": _where(),
-            }
-            process = _process(int(job["cores"]))
-            process.send(job)
-        except (HoldfastError, OSError) as error:
-            yield _event(event="lost", reason=f"{_where()}: {error}")
-            return
-        if (other := importlib.metadata.version("torch")) != job["torch"]:
-            words = f"PyTorch {other} here, {job['torch']} where the sweep was started: the bits may differ"
-            yield _event(event="say", line=words)
-        try:
-            yield from _followed(process)
-        except GeneratorExit:  # the driver does not want the rest
-            _end_process()
-            raise
+    with _scratch() as folder:
+        last = yield from _trained(folder, spec, block, plugins, samples)
+    yield last  # the driver may end this process as soon as it has it
 
 
-def _followed(process: WorkerProcess) -> Iterator[Told]:
-    """What the process tells, until it is done with the unit."""
+def _trained(
+    folder: Path, spec: bytes, block: bytes, plugins: Sequence[Plugin], samples: Sequence[SentSamples]
+) -> Generator[Told, None, Told]:
+    """Yield what happens in this folder; return the last event."""
+    try:
+        job = json.loads(spec)
+        check_versions(job["holdfast"])
+        write_files(unpack(block), folder / "sweep")
+        files = [str(write_plugin(plugin, folder / "plugins")) for plugin in plugins]
+        cache = fetch_samples(samples, folder)
+        job |= {
+            "folder": str(folder / "sweep"),
+            "outbox": str(folder / "outbox"),
+            "plugins": files,
+            "cache": cache,
+            "where": _where(),
+            "scratch": str(folder),
+        }
+        process = _process(int(job["cores"]))
+        process.send(job)
+    except (HoldfastError, OSError) as error:
+        return _event(event="lost", reason=f"{_where()}: {error}")
+    if (other := importlib.metadata.version("torch")) != job["torch"]:
+        words = f"PyTorch {other} here, {job['torch']} where the sweep was started: the bits may differ"
+        yield _event(event="say", line=words)
+    try:
+        return (yield from _followed(process))
+    except GeneratorExit:  # the driver does not want the rest
+        _end_process()
+        raise
+
+
+def _followed(process: WorkerProcess) -> Generator[Told, None, Told]:
+    """Yield what the process tells, until it is done with the unit; return the last event."""
     while True:
         event = process.next(_SILENCE)
         if event is None:
@@ -83,9 +90,10 @@ def _followed(process: WorkerProcess) -> Iterator[Told]:
         files = take_block(Path(event.pop("path"))) if event["event"] == "files" else b""
         if event["event"] == "lost":
             _end_process()
-        yield json.dumps(event).encode(), files
+        told = json.dumps(event).encode(), files
         if event["event"] in ("done", "error", "lost"):
-            return
+            return told
+        yield told
 
 
 def check_versions(holdfast: str) -> None:

@@ -2,8 +2,9 @@
 everything that a head names is on the disk before the head is renamed, and the heads of cells that were
 trained as one stack are renamed together.
 
-Private rows get the places in the file that are free here: the committed ones stay until the new head is
-renamed. So the order of the records may differ from that of a sweep on one machine; the rows do not."""
+Private rows get the places in the file that the worker has for them, if these are free here; the committed
+rows stay until the new head is renamed. So the order of the records may differ from that of a sweep on one
+machine where rounds came back in between; the rows do not."""
 
 from __future__ import annotations
 
@@ -96,14 +97,16 @@ class Receiver:
         store, rows = self._stores[name], self._rows[name]
         parts = {file: content for file, content in sent.items() if file.startswith("parts/")}
         state = _tensors(sent[STATE], f"{name}/{STATE}")
+        places = RowStore(rows.path, state["rows/index"]).place  # checked
         round = _last_round(parts, name, store.round())
         rows.begin()
         if ROWS in sent:
             changed = _tensors(sent[ROWS], f"{name}/{ROWS}")
             ids = changed.pop("ids")
-            rows.stage(ids, {key.removeprefix("row/"): value for key, value in changed.items()})
+            values = {key.removeprefix("row/"): value for key, value in changed.items()}
+            rows.stage(ids, values, places)
         index = rows.index()
-        if index[:, 0].tolist() != sorted(state["rows/index"][:, 0].tolist()):
+        if index[:, 0].tolist() != sorted(places):
             raise RunError(f"{name}: a worker sent round {round} without the private rows that belong to it")
         same = torch.equal(index, state["rows/index"])
         content: dict[str, bytes | State] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import traceback
 from collections.abc import Callable
@@ -18,6 +19,10 @@ from typing import Any
 
 BEAT = 5.0  # seconds between two signs of life
 _ENDED = 3  # exit code where the parent has gone
+_own: list[str] = []
+"""The folder that only the job under way uses; it is removed where the parent can no longer do it."""
+_loaded: set[str] = set()
+"""Digests of the plug-ins that were sent and that this process has loaded."""
 
 
 class Events:
@@ -45,6 +50,7 @@ def main() -> None:
     threading.Thread(target=_beat, args=(events,), daemon=True).start()
     while True:
         job = jobs.get()
+        _own[:] = [] if job["scratch"] is None else [job["scratch"]]
         events.tell("began", where=job["where"])
         try:
             _train(job, events)
@@ -62,7 +68,9 @@ def _read_jobs(handle: int, put: Callable[[dict[str, Any]], None]) -> None:
     with open(handle, "rb", closefd=False) as lines:
         for line in lines:
             put(json.loads(line))
-    os._exit(_ENDED)  # the parent has gone: what is not committed is of no use
+    for folder in _own:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(_ENDED)  # the parent has gone: what it does not have is of no use
 
 
 def _beat(events: Events) -> None:
@@ -91,7 +99,11 @@ def _train(job: dict[str, Any], events: Events) -> None:
     if job["cache"] is not None:
         os.environ[ENVIRONMENT] = job["cache"]
     for plugin in job["plugins"]:
-        load_plugin(plugin)
+        if job["scratch"] is None:
+            load_plugin(plugin)
+        elif (content := Path(plugin).parent.name) not in _loaded:  # a folder is named by the file's digest
+            _loaded.add(content)
+            load_plugin(plugin)
     folder = SweepFolder(Path(job["folder"]), read_sweep(Path(job["folder"])))
     sender, watch = None, RunCallbacks(say=say, moved=_rarely(moved))
     if job["outbox"] is not None:
