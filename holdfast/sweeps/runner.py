@@ -58,7 +58,7 @@ class Task:
     """What this process has to do, and how."""
 
     folder: SweepFolder
-    watch: RunCallbacks
+    watch: RunCallbacks = field(default_factory=RunCallbacks)
     plugins: Sequence[str] = ()
     engine: MakeEngine = Simulator
     retry: bool = False
