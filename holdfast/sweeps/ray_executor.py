@@ -10,6 +10,8 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,8 +25,10 @@ from holdfast.sweeps.units import Unit
 
 LOCAL = "local"
 _REACH = 10.0  # seconds to reach a cluster's address
+_HEALTH = 30.0  # seconds for a cluster to say that it is well
 _FETCH = 120.0  # seconds to fetch what a worker has sent
 _LOOPBACK = "127.0.0.1"
+_OWN_ADDRESSES = ("127.", "localhost:", "[::1]:")
 _LOCAL_SETTINGS = {
     # without it Ray replaces the loopback address by one that other machines can reach
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -55,7 +59,7 @@ class Parcel:
 def connected(address: str) -> Iterator[Any]:
     """Ray, connected to a cluster that is started here and ends with the block, or to one at an address, or
     as the program that calls has connected it already."""
-    ray = _imported(local=address == LOCAL)
+    ray = _imported(local=address == LOCAL or address.startswith(_OWN_ADDRESSES))
     if ray.is_initialized():
         yield ray
         return
@@ -114,6 +118,7 @@ def _connect(ray: Any, address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), _REACH).close()
         except OSError as error:
             raise ConfigError(f"ray: nothing answers at {address}: {error.strerror or error}") from None
+        _check_health(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
@@ -122,6 +127,20 @@ def _connect(ray: Any, address: str) -> None:
             f"ray: cannot use the cluster at {address}: {said}; this machine has to be one of the cluster"
             " (`ray start --address=HOST:PORT`)"
         ) from None
+
+
+def _check_health(address: str) -> None:
+    """Whether a Ray cluster answers: to something else, Ray itself would try to connect for minutes."""
+    line = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        done = subprocess.run(line, capture_output=True, timeout=_HEALTH).returncode
+    except subprocess.TimeoutExpired:
+        done = None
+    if done != 0:
+        raise ConfigError(
+            f"ray: what answers at {address} is no Ray cluster, or not well"
+            + (f" (no answer to `ray health-check` for {_HEALTH:.0f} s)" if done is None else "")
+        )
 
 
 @dataclass
