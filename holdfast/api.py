@@ -28,6 +28,8 @@ from holdfast.interactive.progress import shown, shown_status
 from holdfast.interactive.run import Run
 from holdfast.interactive.sweep import Sweep, SweepCell, cell_of
 from holdfast.sweeps.grid import configs
+from holdfast.sweeps.launch import OnDevices
+from holdfast.sweeps.launchers import Launchers, launcher_of
 from holdfast.sweeps.list_axes import laid_over, settled
 from holdfast.sweeps.runner import resume_sweep
 from holdfast.sweeps.runner import sweep as run_sweep
@@ -82,6 +84,9 @@ def sweep(
     track: Sequence[str | Make] = (),
     progress: bool | None = None,
     slurm: str | None = None,
+    ray: bool | str | None = None,
+    devices: str | None = None,
+    ray_interval: float | None = None,
     **sections: Any,
 ) -> Sweep:
     """Run a grid of experiments together, or one shard of it, and return all its cells.
@@ -101,8 +106,14 @@ def sweep(
     raises no exception; it runs again only with `retry`. The other arguments are those of `run`.
 
     `slurm="partition=gpu gpus=8 time=02:00:00"` submits the sweep to a SLURM cluster in place of running it,
-    prints the job, and returns the cells as they are now; the same call submits what is left."""
-    table = _merged(config, sections)
+    prints the job, and returns the cells as they are now; the same call submits what is left.
+
+    `devices="all"` trains on all GPUs of this machine, a process each; a list such as "cuda:0,cuda:1" or
+    "cpu:2" names them. `ray=True` starts a Ray cluster on this machine, `ray="10.0.0.1:6379"` uses the one
+    there; committed rounds come back at least every `ray_interval` seconds (30). Objects cannot travel there;
+    data that was handed over can."""
+    launcher = launcher_of(ray, devices, ray_interval)
+    table = _merged(config, _on(launcher, sections))
     if not table.get("sweep"):
         raise ConfigError(
             "sweep: no setting has a list, so there is nothing to sweep over; give a list, such as"
@@ -119,7 +130,7 @@ def sweep(
         shown(progress, watch) as watching,
         tracked(track, watching) as followed,
     ):
-        statuses = run_sweep(cells, path, followed, shard=shard, retry=retry)
+        statuses = run_sweep(cells, path, followed, shard=shard, retry=retry, launcher=launcher)
     if stop.pressed:
         return _so_far(path, [chosen for _, chosen in cells])
     return Sweep(
@@ -137,6 +148,9 @@ def tune(
     watch: RunCallbacks | None = None,
     track: Sequence[str | Make] = (),
     progress: bool | None = None,
+    ray: bool | str | None = None,
+    devices: str | None = None,
+    ray_interval: float | None = None,
     **sections: Any,
 ) -> Tuned:
     """Compare methods fairly: `budget` trials for every line of the table that the config asks for, chosen on
@@ -148,12 +162,14 @@ def tune(
     >>> print(tuned)
 
     The same call with `out` continues a comparison that was stopped. Trackers log the runs of the report,
-    not the trials."""
+    not the trials. `ray`, `devices` and `ray_interval` are those of `sweep`."""
     if budget is None:
         raise ConfigError("tune: give budget, the number of trials for every method, such as budget=8")
     named(track)
     path = Path(out) if out is not None else fresh_folder()
-    tuning = Tuning(settled(_merged(config, sections)), budget, path, under_attack)
+    launcher = launcher_of(ray, devices, ray_interval)
+    table = settled(_merged(config, _on(launcher, sections)))
+    tuning = Tuning(table, budget, path, under_attack, launcher)
     with stoppable(lambda: f"the same call with out={str(path)!r} continues the comparison", path.exists):
         with shown(progress, watch, "validation/accuracy") as watching:  # test data stays unseen in trials
             choices = tuning.try_all(watching, retry=retry)
@@ -266,6 +282,13 @@ def _submitted(
 def _merged(config: Given | None, sections: Mapping[str, Any]) -> dict[str, Any]:
     """A config with keyword sections laid over it, and its lists as axes of a grid."""
     return laid_over(as_table(config), sections)
+
+
+def _on(launcher: Launchers | None, sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sections, with the device that `devices` means."""
+    if not isinstance(launcher, OnDevices):
+        return sections
+    return merge(sections, {"engine": {"device": launcher.kind}})
 
 
 def _one(table: Mapping[str, Any]) -> Config:

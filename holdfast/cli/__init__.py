@@ -34,7 +34,7 @@ from holdfast.cli import (
     sweeps,
     tune,
 )
-from holdfast.cli.app import app, complain, reflow_help, restore_argument_help
+from holdfast.cli.app import app, complain, let_ray_stand_alone, reflow_help, restore_argument_help
 from holdfast.core.errors import HoldfastError, RunError
 
 __all__ = [
@@ -97,6 +97,7 @@ def _run(args: Sequence[str] | None) -> int:
     try:
         command = typer.main.get_command(app)
         restore_argument_help(command)
+        let_ray_stand_alone(command)
         answer = command(
             args=None if args is None else list(args), prog_name="holdfast", standalone_mode=False
         )

@@ -82,6 +82,33 @@ Track = Annotated[
         "--track", metavar="NAME", help="Also log to a tracker: tensorboard, mlflow or wandb; repeatable."
     ),
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Run on Ray: on a cluster started here, or on that at HOST:PORT (auto: this machine's).",
+        show_default=False,
+    ),
+]
+RayInterval = Annotated[
+    float | None,
+    typer.Option(
+        "--ray-interval",
+        metavar="SECONDS",
+        help="How often committed rounds come back from Ray's workers; default: 30.",
+        show_default=False,
+    ),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        metavar="LIST",
+        help="One process for each device of this machine: all (GPUs), cuda:0,cuda:1 or cpu:2.",
+        show_default=False,
+    ),
+]
 Explain = Annotated[bool, typer.Option("--explain", help="Also say what each column of the table means.")]
 Opened = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
@@ -182,6 +209,28 @@ def restore_argument_help(command: Any) -> None:
     for param in command.params:
         if param.param_type_name == "argument" and param.help is None:
             param.help = declared[param.name].default.help
+
+
+def let_ray_stand_alone(command: Any) -> None:
+    """Let --ray be given without an address, of a command and its subcommands; Typer has no such options."""
+    for subcommand in getattr(command, "commands", {}).values():
+        let_ray_stand_alone(subcommand)
+    for param in command.params:
+        if "--ray" in param.opts:
+            param.flag_value, param._flag_needs_value = "local", True
+
+
+def launcher(ray: str | None, interval: float | None, devices: str | None, device: str | None) -> Any:
+    """What runs the sweep, or None, from the options of a command."""
+    if ray is None and interval is None and devices is None:
+        return None
+    if ray is not None and ray.endswith(".toml"):
+        raise ConfigError(f"--ray {ray}: this is no address; write --ray at the end of the command")
+    if devices is not None and device is not None:
+        raise ConfigError("--devices and --device: leave one of them out")
+    from holdfast.sweeps.launchers import launcher_of
+
+    return launcher_of(True if ray == "local" else ray, devices, interval)
 
 
 def check_explain(explain: bool, as_json: bool) -> None:

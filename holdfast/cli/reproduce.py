@@ -13,15 +13,19 @@ from holdfast.cli.app import (
     Changes,
     DataDir,
     Device,
+    Devices,
     Memory,
     Opened,
     PlanName,
     Plugins,
     PrecisionName,
+    Ray,
+    RayInterval,
     Retry,
     Track,
     Workers,
     app,
+    launcher,
     load_plugins,
     only_json,
     open_page,
@@ -29,13 +33,14 @@ from holdfast.cli.app import (
     to_stderr,
     to_stdout,
 )
-from holdfast.cli.runs import engine_options
+from holdfast.cli.runs import engine_options, trained_on
 from holdfast.interactive.progress import Follow
 
 if TYPE_CHECKING:
     from holdfast.reproduction.experiments import StudyGrid, StudyRequest
     from holdfast.reproduction.outcome import Outcome
     from holdfast.reproduction.study import Study
+    from holdfast.sweeps.runner import Launcher
 
 
 @app.command()
@@ -77,6 +82,9 @@ def reproduce(
         typer.Option("--out", help="Directory to write; default: reproductions/PAPER/TABLE-SCALE."),
     ] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="List the experiments and stop.")] = False,
+    devices: Devices = None,
+    ray: Ray = None,
+    ray_interval: RayInterval = None,
     retry: Retry = False,
     changes: Changes = None,
     device: Device = None,
@@ -104,6 +112,7 @@ def reproduce(
       holdfast reproduce fedcap table-1 --scale quick --open
       holdfast reproduce fedcap I --scale full --seeds 3 --only dataset=CIFAR-10
       holdfast reproduce fedcom --scale smoke
+      holdfast reproduce fedcap table-1 --scale full --devices all
 
 
     """
@@ -117,15 +126,17 @@ def reproduce(
 
         load_plugins(plugin)
         chosen(track or [])  # report a missing tracker before anything runs
+        machines = launcher(ray, ray_interval, devices, device)
         settings = dict(parse_changes(changes or [])) | _given(
-            engine_options(device, plan, precision, memory, workers, data_dir)
+            engine_options(device or trained_on(machines), plan, precision, memory, workers, data_dir)
         )
         request = StudyRequest(scale, seeds, variant, tuple(only or ()), tuple(settings.items()), stand_ins)
         studies = find(paper, what)
         outcomes = []
         for study in studies if not dry else []:
             folder = _folder(study, request, out, len(studies) > 1)
-            outcomes.append(_run(study, request, folder, [str(p) for p in plugin or []], retry, track or []))
+            files = [str(p) for p in plugin or []]
+            outcomes.append(_run(study, request, folder, files, retry, track or [], machines))
         index = _index(outcomes)
     if dry:
         return _describe(studies, request, as_json)
@@ -144,7 +155,13 @@ def _folder(study: Study, request: StudyRequest, out: Path | None, several: bool
 
 
 def _run(
-    study: Study, request: StudyRequest, folder: Path, plugins: list[str], retry: bool, track: list[str]
+    study: Study,
+    request: StudyRequest,
+    folder: Path,
+    plugins: list[str],
+    retry: bool,
+    track: list[str],
+    machines: Launcher | None = None,
 ) -> Outcome:
     from holdfast.reproduction.experiments import StudyGrid
     from holdfast.reproduction.outcome import reproduce as run_study
@@ -160,7 +177,7 @@ def _run(
             return following.enter_context(tracked(track, follow.watch()))
 
         try:
-            outcome = run_study(study, request, folder, watch, plugins, retry)
+            outcome = run_study(study, request, folder, watch, plugins, retry, machines)
         except KeyboardInterrupt:
             console.print("interrupted; the same command continues it", markup=False)
             raise typer.Exit(130) from None

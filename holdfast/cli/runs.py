@@ -14,6 +14,7 @@ from holdfast.cli.app import (
     Changes,
     DataDir,
     Device,
+    Devices,
     Explain,
     Memory,
     PlanName,
@@ -25,6 +26,7 @@ from holdfast.cli.app import (
     app,
     check_explain,
     command_line,
+    launcher,
     load_plugins,
     only_json,
     print_explanations,
@@ -44,17 +46,6 @@ if TYPE_CHECKING:
 DIVERGED = 3
 """The exit code of a single run that diverged. In a sweep, divergence is a result: the table shows it, and
 the exit code is 0."""
-
-
-Devices = Annotated[
-    str | None,
-    typer.Option(
-        "--devices",
-        metavar="LIST",
-        help="Train on several devices of this machine, one process on each: all (every GPU), or a list such"
-        " as cuda:0,cuda:1 or cpu,cpu.",
-    ),
-]
 
 
 @app.command()
@@ -107,14 +98,15 @@ def run(
         from holdfast.sweeps.session import start
         from holdfast.tracking import tracked
 
-        cells = read_cells(
-            config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin
-        )
-        if devices is not None and not is_grid(cells):
-            return on_devices(context, devices, device, out or new_folder())
+        options = engine_options(device, plan, precision, memory, workers, data_dir)
+        chosen = launcher(None, None, devices, device)
+        options["engine.device"] = device or trained_on(chosen)
+        cells = read_cells(config, changes or [], options, plugin)
+        if chosen is not None and not is_grid(cells):
+            return on_devices(context, chosen, out or new_folder())
         folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
         if is_grid(cells):
-            statuses = run_sweep(cells, folder, plugin, track=track)
+            statuses = run_sweep(cells, folder, plugin, track=track, chosen=chosen)
         else:
             with (
                 Follow(to_stderr()) as follow,
@@ -178,8 +170,9 @@ def resume(
         from holdfast.sweeps.session import resume as continue_run
         from holdfast.tracking import tracked
 
-        if devices is not None and not is_sweep(folder):
-            return on_devices(context, devices, device, folder)
+        chosen = launcher(None, None, devices, device)
+        if chosen is not None and not is_sweep(folder):
+            return on_devices(context, chosen, folder)
         plugins = [str(p) for p in plugin or []]
         with (
             Follow(to_stderr()) as follow,
@@ -187,7 +180,7 @@ def resume(
             tracked(track or [], follow.watch()) as watch,
         ):
             if is_sweep(folder):
-                statuses = resume_sweep(folder, watch, device, plugins, retry, rounds=rounds)
+                statuses = resume_sweep(folder, watch, device, plugins, retry, rounds=rounds, launcher=chosen)
             else:
                 results = continue_run(folder, watch, device, plugins, rounds=rounds)
         many = is_sweep(folder)
@@ -198,17 +191,13 @@ def resume(
     )
 
 
-def on_devices(context: typer.Context, devices: str, device: str | None, folder: Path) -> int:
-    """Run this command again, once on each device."""
+def on_devices(context: typer.Context, chosen: Any, folder: Path) -> int:
+    """Run this command again, once on each of the devices that --devices chose."""
     from holdfast.cli.rank_processes import options_again, run_on
-    from holdfast.core.devices import parse_devices
 
-    if device is not None:
-        raise ConfigError("--devices and --device both name devices; leave one of them out")
-    names = parse_devices(devices)
-    kind = names[0].partition(":")[0]
     out = {} if "out" not in context.params else {"out": folder}
-    return run_on(names, options_again(context, devices=None, device=kind, **out), folder)
+    words = options_again(context, devices=None, device=trained_on(chosen), **out)
+    return run_on(chosen.names(), words, folder)
 
 
 def read_cells(
@@ -251,6 +240,11 @@ def engine_options(
     """Return the settings that options set; None where an option was not given."""
     engine = {"device": device, "plan": plan, "precision": precision, "memory": memory, "workers": workers}
     return {f"engine.{name}": value for name, value in engine.items()} | {"data.dir": absolute(data_dir)}
+
+
+def trained_on(launcher: Any) -> str | None:
+    """The device that --devices means for engine.device; None where another option says it."""
+    return getattr(launcher, "kind", None)
 
 
 def absolute(data_dir: Path | None) -> str | None:

@@ -12,21 +12,33 @@ from holdfast.cli.app import (
     Changes,
     DataDir,
     Device,
+    Devices,
     Explain,
     Memory,
     PlanName,
     Plugins,
     PrecisionName,
+    Ray,
+    RayInterval,
     Retry,
     Track,
     Workers,
     app,
     check_explain,
+    launcher,
     only_json,
     print_json,
     to_stderr,
 )
-from holdfast.cli.runs import engine_options, is_grid, read_cells, read_table, resumable, summarise
+from holdfast.cli.runs import (
+    engine_options,
+    is_grid,
+    read_cells,
+    read_table,
+    resumable,
+    summarise,
+    trained_on,
+)
 from holdfast.cli.sweep_slurm import DryRun, Slurm, print_submitted, submit_sweep
 from holdfast.core.errors import ConfigError
 from holdfast.interactive.progress import Follow
@@ -34,6 +46,7 @@ from holdfast.interactive.progress import Follow
 if TYPE_CHECKING:
     from holdfast.experiment.config import Config
     from holdfast.storage.status import RunStatus
+    from holdfast.sweeps.runner import Launcher
 
 
 @app.command()
@@ -47,6 +60,9 @@ def sweep(
     shard: Annotated[
         str, typer.Option("--shard", metavar="I/N", help="Run only one of N parts of the sweep: 1/N to N/N.")
     ] = "1/1",
+    devices: Devices = None,
+    ray: Ray = None,
+    ray_interval: RayInterval = None,
     slurm: Slurm = None,
     dry_run: DryRun = False,
     retry: Retry = False,
@@ -77,15 +93,23 @@ def sweep(
     The text has settings of sbatch (partition, account, qos, mem, constraint ...), time=HH:MM:SS, jobs=N (how
     many elements) and cpus=N (of each).
 
+    With --devices or --ray, one command uses several devices: each trains cells that form one batched
+    computation, and a worker that is lost is replaced. With --ray no folder needs to be shared. A machine
+    that dies loses at most the training since its rounds last came back (--ray-interval).
+
     \b
     Examples:
       holdfast sweep sweep.toml --out runs/table
       holdfast sweep sweep.toml --out runs/table --shard 2/4
       holdfast sweep sweep.toml --out runs/table --retry
+      holdfast sweep sweep.toml --out runs/table --devices all
+      holdfast sweep sweep.toml --out runs/table --device cuda --ray 10.0.0.1:6379
       holdfast sweep sweep.toml --slurm "partition=gpu gpus=8 time=02:00:00" --dry-run
 
     """
     check_explain(explain, as_json)
+    if slurm is not None and not (ray is None and devices is None):
+        raise ConfigError("--slurm, --ray and --devices are three ways to use several devices; give one")
     options = engine_options(device, plan, precision, memory, workers, data_dir)
     if slurm is not None or dry_run:
         with only_json(as_json):
@@ -96,9 +120,11 @@ def sweep(
     with only_json(as_json):
         from holdfast.api import fresh_folder
 
-        part = read_shard(shard)
+        part, chosen = read_shard(shard), launcher(ray, ray_interval, devices, device)
         if out is None and part[1] > 1:
             raise ConfigError("--shard: give the directory that all shards share with --out")
+        if (on := trained_on(chosen)) is not None:
+            options["engine.device"] = on
         cells = read_cells(config, changes or [], options, plugin)
         if not is_grid(cells):
             raise ConfigError(
@@ -106,7 +132,7 @@ def sweep(
                 " experiment"
             )
         folder = out or fresh_folder()
-        statuses = run_sweep(cells, folder, plugin, part, retry, track)
+        statuses = run_sweep(cells, folder, plugin, part, retry, track, chosen)
     return finish_sweep(folder, statuses, as_json, plugin, explain)
 
 
@@ -125,6 +151,7 @@ def run_sweep(
     shard: tuple[int, int] = (1, 1),
     retry: bool = False,
     track: list[str] | None = None,
+    chosen: Launcher | None = None,
 ) -> list[RunStatus]:
     from holdfast.sweeps.runner import sweep
     from holdfast.tracking import tracked
@@ -134,7 +161,7 @@ def run_sweep(
         resumable(folder, plugins),
         tracked(track or [], follow.watch()) as watch,
     ):
-        return sweep(cells, folder, watch, [str(p) for p in plugins or []], shard, retry)
+        return sweep(cells, folder, watch, [str(p) for p in plugins or []], shard, retry, launcher=chosen)
 
 
 def finish_sweep(

@@ -14,17 +14,21 @@ from holdfast.cli.app import (
     Changes,
     DataDir,
     Device,
+    Devices,
     Explain,
     Memory,
     PlanName,
     Plugins,
     PrecisionName,
+    Ray,
+    RayInterval,
     Retry,
     Track,
     Workers,
     app,
     check_explain,
     command_line,
+    launcher,
     load_plugins,
     only_json,
     print_explanations,
@@ -33,7 +37,7 @@ from holdfast.cli.app import (
     to_stderr,
     to_stdout,
 )
-from holdfast.cli.runs import engine_options, new_folder
+from holdfast.cli.runs import engine_options, new_folder, trained_on
 from holdfast.cli.sweeps import say_failed
 from holdfast.interactive.progress import Follow
 
@@ -58,6 +62,9 @@ def tune(
         bool,
         typer.Option("--under-attack", help="Tune under each attack separately, instead of without attack."),
     ] = False,
+    devices: Devices = None,
+    ray: Ray = None,
+    ray_interval: RayInterval = None,
     retry: Retry = False,
     changes: Changes = None,
     device: Device = None,
@@ -89,6 +96,7 @@ def tune(
     Examples:
       holdfast tune sweep.toml --budget 8 --out runs/fair
       holdfast tune sweep.toml --budget 8 --under-attack --device cuda
+      holdfast tune sweep.toml --budget 8 --devices all
       holdfast tune config.toml --budget 4 --set data.split.train=0.65 --set data.split.validation=0.1
 
 
@@ -103,11 +111,13 @@ def tune(
         load_plugins(plugin)
         chosen(track or [])  # report a missing tracker before the trials
         table = read_config(config, changes or [])
-        for key, value in engine_options(device, plan, precision, memory, workers, data_dir).items():
+        machines = launcher(ray, ray_interval, devices, device)
+        options = engine_options(device or trained_on(machines), plan, precision, memory, workers, data_dir)
+        for key, value in options.items():
             if value is not None:
                 assign(table, key, value)
         folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
-        tuning = Tuning(table, budget, folder, under_attack)
+        tuning = Tuning(table, budget, folder, under_attack, machines)
         with _continued(folder):
             with Follow(
                 to_stderr(), figure="validation/accuracy"

@@ -187,8 +187,13 @@ def shared_samples(configs: list[Config]) -> list[Samples]:
     loaded: dict[str, Samples] = {}
     out = []
     for config in configs:
-        name = repr((config.data.name, config.data.options, config.data.dir))
+        name = sample_key(config)
         if name not in loaded:
             loaded[name] = load_samples(config.data)
         out.append(loaded[name])
     return out
+
+
+def sample_key(config: Config) -> str:
+    """Configs with equal keys use the same samples."""
+    return repr((config.data.name, config.data.options, config.data.dir))

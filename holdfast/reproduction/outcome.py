@@ -31,7 +31,7 @@ from holdfast.reproduction.study import Study, make
 from holdfast.reproduction.values import Place, Values, ours, place, printed
 from holdfast.results.run import Run
 from holdfast.storage.status import run_status
-from holdfast.sweeps.runner import sweep
+from holdfast.sweeps.runner import Launcher, sweep
 from holdfast.sweeps.session import resume, start
 
 
@@ -109,8 +109,10 @@ def reproduce(
     watch: Callable[[], RunCallbacks] | None = None,
     plugins: Sequence[str] = (),
     retry: bool = False,
+    launcher: Launcher | None = None,
 ) -> Outcome:
-    """Run the experiments that are left, and read all of them."""
+    """Run the experiments that are left, and read all of them. A `launcher` runs them in other processes,
+    except where time is the result."""
     grid = StudyGrid(study, request)
     content = clean(
         {"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(grid.request)}
@@ -132,7 +134,7 @@ def reproduce(
     )  # keeps the order of the labels, which has a meaning
     follow = watch or RunCallbacks
     if study.fused:
-        sweep(grid.to_run(), out / "runs", follow(), plugins, retry=retry)
+        sweep(grid.to_run(), out / "runs", follow(), plugins, retry=retry, launcher=launcher)
     else:
         _one_by_one(grid, out / "runs", follow, plugins)
     outcome = Outcome(out, grid)

@@ -182,12 +182,15 @@ class RowStore:
             raise RunError(f"{self.file}: private rows cannot be read ({error})") from None
         return out
 
-    def stage(self, ids: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Write new rows; they are read from now on and become permanent with the next commit."""
+    def stage(
+        self, ids: Tensor, state: Mapping[str, Tensor], wanted: Mapping[int, int] | None = None
+    ) -> None:
+        """Write new rows; they are read from now on and become permanent with the next commit. `wanted` are
+        records that clients get if no other row has them: rows of another machine keep their places."""
         if not state or not len(ids):
             return
         rows = {name: value.detach().cpu() for name, value in state.items()}
-        records, written = self._claim(ids, rows), bytes_of(rows)
+        records, written = self._claim(ids, rows, wanted or {}), bytes_of(rows)
         self._write({record: (written, row) for row, record in enumerate(records)})
 
     def stage_copy(self, ids: Tensor, copy: HostCopy, first: int) -> None:
@@ -214,10 +217,14 @@ class RowStore:
             self.on_its_way.result()
             self.settle()
 
-    def _claim(self, ids: Tensor, rows: Mapping[str, Tensor]) -> list[int]:
+    def _claim(
+        self, ids: Tensor, rows: Mapping[str, Tensor], wanted: Mapping[int, int] | None = None
+    ) -> list[int]:
         """A record for the new row of each client."""
         self.wait()
         self._settled({name: (value.dtype, tuple(value.shape[1:])) for name, value in rows.items()})
+        if wanted:
+            self._reserve({client: wanted[client] for client in ids.tolist() if client in wanted})
         records = [self._record(client) for client in ids.tolist()]
         for record in records:
             self._forget(record)
@@ -277,6 +284,16 @@ class RowStore:
         self.unwritten.pop(record, None)
         if record in self._slots:
             self._free_slots.append(self._slots.pop(record))
+
+    def _reserve(self, wanted: Mapping[int, int]) -> None:
+        """Stage these clients at these records, as far as these are free."""
+        used = {*self.place.values(), *self.pending.values(), *self.staged.values(), *self._kept.values()}
+        for client, record in wanted.items():
+            if client not in self.staged and record not in used:
+                self.staged[client] = record
+                used.add(record)
+        self._end = max(self._end, max(used, default=-1) + 1)
+        self._free = sorted(set(range(self._end)) - used)
 
     def _record(self, client: int) -> int:
         """The record for a client's new row: never a committed one, nor one that `restore` may need."""

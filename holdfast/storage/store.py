@@ -213,16 +213,14 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def catch_up(self, committed: Collection[int]) -> None:
-        """Commit the next round if it is ready and others of the group have committed it. Experiments that
+        """Commit a later round if it is ready and others of the group have committed it. Experiments that
         run together commit a round when all are ready, so what this one prepared is what it would compute
-        again."""
+        again. Where rounds come back from another machine, several may have come at once."""
         head = self.round()
-        if (
-            head is not None
-            and head + 1 in committed
-            and (self.path / f"state/{head + 1:06d}.safetensors").exists()
-        ):
-            commit_all([PreparedRound(self, head + 1)])
+        later = [round for round in committed if head is not None and round > head]
+        ready = [round for round in later if (self.path / self.state_file(round)).exists()]
+        if ready:
+            commit_all([PreparedRound(self, max(ready))])
 
     def round(self) -> int | None:
         """The committed round; None when nothing was ever committed."""

@@ -132,7 +132,7 @@ class SweepFolder:
             )
 
     def write(self) -> None:
-        """Write what the sweep is, unless another shard has; then check that it is the same."""
+        """Write what the sweep is, unless another process has; then check that it is the same."""
         with plain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         write_if_absent(self.path / "sweep.json", self._content())
@@ -153,11 +153,16 @@ class SweepFolder:
             write_json(self.path / "sweep.json", self._content())
 
     def _content(self) -> dict[str, Any]:
-        cells = [
+        return self.described(self.cells)
+
+    @staticmethod
+    def described(cells: Sequence[CellFolder]) -> dict[str, Any]:
+        """What sweep.json holds of these cells."""
+        listed = [
             {"label": place.label, "folder": place.path.name, "config": place.config.plain()}
-            for place in self.cells
+            for place in cells
         ]
-        written: dict[str, Any] = json.loads(as_json({"cells": cells}))
+        written: dict[str, Any] = json.loads(as_json({"cells": listed}))
         return written
 
     def shard(self, number: int, of: int) -> list[CellFolder]:
@@ -191,14 +196,17 @@ class SweepFolder:
         )
 
     def write_group(self, group: Group) -> None:
+        self.write_terms({**asdict(group), "plans": [asdict(plan) for plan in group.plans]})
+
+    def write_terms(self, content: dict[str, Any]) -> None:
+        """Write the file of a group, of which a process on another machine may have the terms."""
         with self.claim(), plain_disk_errors(self.path):
             (self.path / "groups").mkdir(exist_ok=True)
-            write_json(
-                self._group_file(group), {**asdict(group), "plans": [asdict(plan) for plan in group.plans]}
-            )
+            write_json(self.path / self.group_file(content["cells"]), content)
 
-    def _group_file(self, group: Group) -> Path:
-        return self.path / "groups" / f"{group.cells[0].partition('-')[0]}.json"
+    @staticmethod
+    def group_file(cells: Sequence[str]) -> str:
+        return f"groups/{cells[0].partition('-')[0]}.json"
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
@@ -231,7 +239,7 @@ class SweepFolder:
             for folder in fresh:
                 shutil.rmtree(folder, ignore_errors=True)
             if group is not None:
-                self._group_file(group).unlink(missing_ok=True)
+                (self.path / self.group_file(group.cells)).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 (self.path / "groups").rmdir()
             left = {file.name for file in self.path.iterdir() if not file.match("data-*.safetensors")}

@@ -9,11 +9,11 @@ recorded with its reason, and the others continue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -44,18 +44,29 @@ from holdfast.storage.status import RunStatus, forget_failure, write_failure
 from holdfast.storage.store import Store
 from holdfast.sweeps.folder import CellFolder, Group, SweepFolder, read_sweep
 
+LoadSamples = Callable[[list[Config]], list[Samples]]
+
+
+class Launcher(Protocol):
+    """Runs what is left of a sweep in other processes, of this machine or of several."""
+
+    def run(self, task: Task, wanted: list[CellFolder], built: list[Experiment]) -> None: ...
+
 
 @dataclass
-class _Task:
+class Task:
     """What this process has to do, and how."""
 
     folder: SweepFolder
-    watch: RunCallbacks
-    plugins: Sequence[str]
-    engine: MakeEngine
+    watch: RunCallbacks = field(default_factory=RunCallbacks)
+    plugins: Sequence[str] = ()
+    engine: MakeEngine = Simulator
     retry: bool = False
     device: str | None = None
     resuming: bool = False
+    launcher: Launcher | None = None
+    """What runs the cells; without it, this process does."""
+    load: LoadSamples = shared_samples
     experiments: dict[str, Experiment] = field(default_factory=dict)
     """The cells that this process has locked, by folder name."""
 
@@ -79,12 +90,20 @@ def sweep(
     shard: tuple[int, int] = (1, 1),
     retry: bool = False,
     engine: MakeEngine = Simulator,
+    launcher: Launcher | None = None,
 ) -> list[RunStatus]:
-    """Run all that is left of a sweep, or of one shard of it, and return the status of every cell."""
+    """Run all that is left of a sweep, or of one shard of it, and return the status of every cell. A
+    `launcher` runs it in other processes (launch.py)."""
     if engine is Simulator and not is_sweep(out):
         for _, config in cells:
             check_folder(config.data.dir)
-    return _work(_Task(SweepFolder(out, cells), watch or RunCallbacks(), plugins, engine, retry), shard)
+    task = Task(SweepFolder(out, cells), watch or RunCallbacks(), plugins, engine, retry, launcher=launcher)
+    check_shard(*shard)
+    task.folder.check()
+    mine = task.folder.shard(*shard)
+    if not mine:
+        task.watch.say(f"shard {shard[0]}/{shard[1]} is empty: the sweep has {len(cells)} cells")
+    return run_cells(task, mine)
 
 
 def resume_sweep(
@@ -96,6 +115,7 @@ def resume_sweep(
     engine: MakeEngine = Simulator,
     data: Sequence[HandedOver] = (),
     rounds: int | None = None,
+    launcher: Launcher | None = None,
 ) -> list[RunStatus]:
     """Continue a sweep from its directory alone: all cells that no other process has. `data` is what was
     handed over in Python, where the directory has no copy; `rounds` a new and higher number of rounds."""
@@ -103,18 +123,18 @@ def resume_sweep(
         load_plugin(plugin)
     if rounds is not None:
         SweepFolder(out, read_sweep(out, data)).extend(rounds)
-    return _work(
-        _Task(
-            SweepFolder(out, read_sweep(out, data)),
-            watch or RunCallbacks(),
-            plugins,
-            engine,
-            retry,
-            device,
-            resuming=True,
-        ),
-        (1, 1),
+    task = Task(
+        SweepFolder(out, read_sweep(out, data)),
+        watch or RunCallbacks(),
+        plugins,
+        engine,
+        retry,
+        device,
+        resuming=True,
+        launcher=launcher,
     )
+    task.folder.check()
+    return run_cells(task, task.folder.cells)
 
 
 def results_of(statuses: Sequence[RunStatus]) -> list[dict[str, Any]]:
@@ -135,23 +155,23 @@ def results_of(statuses: Sequence[RunStatus]) -> list[dict[str, Any]]:
     return [run_status.result for run_status in statuses if run_status.result is not None]
 
 
-def _work(task: _Task, shard: tuple[int, int]) -> list[RunStatus]:
+def run_cells(task: Task, mine: list[CellFolder]) -> list[RunStatus]:
+    """Run what is left of some cells, and of the groups that they began in."""
     folder = task.folder
-    check_shard(*shard)
-    folder.check()
-    mine = folder.shard(*shard)
-    if not mine:
-        task.watch.say(f"shard {shard[0]}/{shard[1]} is empty: the sweep has {len(folder.cells)} cells")
     wanted = _with_their_groups(task, task.open(mine))
     if wanted:
         if folder.groups():
             warn_of_objects(folder.path, wanted[0].config)
-        start_device(task.device or wanted[0].config.engine.device)
-        samples = shared_samples([place.config for place in wanted])
+        if task.launcher is None:
+            start_device(task.device or wanted[0].config.engine.device)
+        samples = task.load([place.config for place in wanted])
         built = [_built(place, store) for place, store in zip(wanted, samples, strict=True)]
-        with ExitStack() as locks:
-            _take(task, wanted, built, locks)
-            _run(task)
+        if task.launcher is not None:
+            task.launcher.run(task, wanted, built)
+        else:
+            with ExitStack() as locks:
+                take(task, wanted, built, locks)
+                _run(task)
     ours = {place.path for place in [*mine, *wanted]}
     return [_seen(place.run_status(), place.path in ours) for place in folder.cells]
 
@@ -177,20 +197,21 @@ def check_shard(number: int, of: int) -> None:
         raise ConfigError(f"shard {number}/{of}: shards are numbered from 1, as in 1/4 to 4/4")
 
 
-def _with_their_groups(task: _Task, places: list[CellFolder]) -> list[CellFolder]:
+def _with_their_groups(task: Task, places: list[CellFolder]) -> list[CellFolder]:
     """Add the other members of begun groups: a group is continued as a whole, also beyond this shard."""
     names = {place.path.name for place in places}
     for group in task.folder.groups():
         if names & set(group.cells):
-            names |= {place.path.name for place in task.open(_members(task, group))}
+            names |= {place.path.name for place in task.open(members_of(task, group))}
     return [place for place in task.folder.cells if place.path.name in names]
 
 
-def _take(task: _Task, wanted: list[CellFolder], built: list[Experiment], locks: ExitStack) -> None:
+def take(task: Task, wanted: list[CellFolder], built: list[Experiment], locks: ExitStack) -> None:
     """Lock the cells that no other process has; only then is it known what is left of them."""
     with task.folder.claim():
         task.folder.write()
-        keep_all([place.config for place in wanted], task.folder.path, task.watch.say)
+        if task.load is shared_samples:
+            keep_all([place.config for place in wanted], task.folder.path, task.watch.say)
         for place, experiment in zip(wanted, built, strict=True):
             try:
                 experiment.store.open()
@@ -205,12 +226,12 @@ def _take(task: _Task, wanted: list[CellFolder], built: list[Experiment], locks:
                 experiment.store.close()
 
 
-def _run(task: _Task) -> None:
+def _run(task: Task) -> None:
     """Continue groups that have begun, each on its own terms; then begin the rest as one more group."""
     grouped: set[str] = set()
     for group in task.folder.groups():
         grouped |= set(group.cells)
-        members = task.open(_members(task, group))
+        members = task.open(members_of(task, group))
         if members and all(place.path.name in task.experiments for place in members):
             _continue(task, group, members)
     fresh = [experiment for name, experiment in task.experiments.items() if name not in grouped]
@@ -218,11 +239,11 @@ def _run(task: _Task) -> None:
         _begin(task, fresh)
 
 
-def _members(task: _Task, group: Group) -> list[CellFolder]:
+def members_of(task: Task, group: Group) -> list[CellFolder]:
     return [place for place in task.folder.cells if place.path.name in group.cells]
 
 
-def _begin(task: _Task, experiments: list[Experiment]) -> None:
+def _begin(task: Task, experiments: list[Experiment]) -> None:
     group = None
     try:
         able, terms = _agreed(task, experiments)
@@ -239,7 +260,7 @@ def _begin(task: _Task, experiments: list[Experiment]) -> None:
         raise
 
 
-def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment], RunTerms]:
+def _agreed(task: Task, experiments: list[Experiment]) -> tuple[list[Experiment], RunTerms]:
     """Return the experiments that can be trained, and their terms. A network whose first trial fails is
     recorded and does not stop the others; if nothing of the sweep can begin, its error is raised instead."""
     device = task.device or experiments[0].config.engine.device
@@ -269,23 +290,15 @@ def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment
     return able, terms
 
 
-def _continue(task: _Task, group: Group, members: list[CellFolder]) -> None:
+def _continue(task: Task, group: Group, members: list[CellFolder]) -> None:
     """Continue a group on its own terms. Failed cells that are retried run after the others, whose bits must
     not depend on them."""
     device = str(choose_device(task.folder.path, task.device, group.device))
-    asked = members[0].config.engine.device
-    if not task.resuming and asked != group.device:
-        again = f"`holdfast resume {task.folder.path} --device {asked}` continues on {asked}, with other bits"
-        raise ConfigError(
-            f"{members[0].path} began on {group.device}, not on {asked}; give --device {group.device},"
-            f" or {again}"
-        )
+    check_device(task, group, members)
     say_torch(group.torch, task.watch)
     experiments = [task.experiments[place.path.name] for place in members]
     _write_manifests(task, group, experiments)
-    rounds = {round for name in group.cells if (round := Store(task.folder.path / name).round()) is not None}
-    for experiment in experiments:
-        experiment.store.catch_up(rounds)
+    catch_up(task, group, experiments)
     plans = dict(zip(group.cells, group.plans, strict=True))
     failed = {place.path for place in members if place.run_status().status == "failed"}
     for chosen in (
@@ -303,10 +316,28 @@ def _continue(task: _Task, group: Group, members: list[CellFolder]) -> None:
             )
 
 
-def _write_manifests(task: _Task, group: Group, experiments: list[Experiment]) -> None:
+def check_device(task: Task, group: Group, members: list[CellFolder]) -> None:
+    """Refuse to go on with a group on another device, unless the user resumes it there."""
+    asked = members[0].config.engine.device
+    if not task.resuming and asked != group.device:
+        again = f"`holdfast resume {task.folder.path} --device {asked}` continues on {asked}, with other bits"
+        raise ConfigError(
+            f"{members[0].path} began on {group.device}, not on {asked}; give --device {group.device},"
+            f" or {again}"
+        )
+
+
+def catch_up(task: Task, group: Group, experiments: list[Experiment]) -> None:
+    """Bring the cells of a group to the same round, where a kill came between the renames of a commit."""
+    rounds = {round for name in group.cells if (round := Store(task.folder.path / name).round()) is not None}
+    for experiment in experiments:
+        experiment.store.catch_up(rounds)
+
+
+def _write_manifests(task: Task, group: Group, experiments: list[Experiment]) -> None:
     """Write manifests; if a kill came before one was written, the group's terms are still known."""
     plans = dict(zip(group.cells, group.plans, strict=True))
-    labels = [place.label for place in _members(task, group)]
+    labels = [place.label for place in members_of(task, group)]
     for experiment in experiments:
         if (experiment.out / "manifest.json").exists():
             check_same(experiment, read_manifest(experiment.out))

@@ -30,7 +30,7 @@ from holdfast.report.rerun_config import as_text
 from holdfast.report.table import CHOSEN, STATUS, Entry, Table, to_markdown
 from holdfast.storage.status import RunStatus
 from holdfast.sweeps.grid import Settings, combinations, configs, label
-from holdfast.sweeps.runner import sweep
+from holdfast.sweeps.runner import Launcher, sweep
 from holdfast.tuning.space import Candidate, SearchSpace
 
 
@@ -65,7 +65,16 @@ class Choice:
 class Tuning:
     """Runs the trials with `try_all`, then the report with `report`; each continues where it was stopped."""
 
-    def __init__(self, config: Mapping[str, Any], budget: int, out: Path, under_attack: bool = False):
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        budget: int,
+        out: Path,
+        under_attack: bool = False,
+        launcher: Launcher | None = None,
+    ):
+        self.launcher = launcher
+        """What runs both sweeps; without it, this process."""
         self.search, self.out = SearchSpace(config, budget, under_attack), Path(out)
         self.cells = self.search.cells()
         if (self.out / "manifest.json").exists() or (self.out / "sweep.json").exists():
@@ -76,7 +85,7 @@ class Tuning:
     ) -> list[Choice]:
         """Run every trial and choose; write what was tried and chosen."""
         self._keep_data(watch or RunCallbacks())
-        statuses = sweep(self.cells, self.out / "trials", watch, plugins, retry=retry)
+        statuses = sweep(self.cells, self.out / "trials", watch, plugins, retry=retry, launcher=self.launcher)
         waiting = [run_status for run_status in statuses if not run_status.done]
         if waiting:
             raise RunError(
@@ -123,7 +132,9 @@ class Tuning:
     ) -> Tuned:
         """Run what was chosen under the seeds of the report."""
         table = self._tuned(choices)
-        statuses = sweep(configs(table), self.out / "report", watch, plugins, retry=retry)
+        statuses = sweep(
+            configs(table), self.out / "report", watch, plugins, retry=retry, launcher=self.launcher
+        )
         mine = [self.search.candidate(chosen) for chosen, _ in combinations(table)]
         by_path = {
             run_status.path: next(c for c in choices if c.candidate is m)
