@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import socket
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,18 +67,21 @@ def place() -> Place | None:
 class TorchRanks:
     """The ranks of a process group. Every method is called by all of them, in the same order."""
 
-    def __init__(self, at: Place, backend: str, seconds: float):
+    def __init__(self, at: Place, seconds: float):
         self.rank, self.count, self.place = at.rank, at.count, at
-        self._seconds, self._backend = seconds, backend
+        self._seconds = seconds
+        self._gpus: Any = None
+        """The group by which tensors on GPUs travel; False where they go through the host."""
 
     def gather(self, value: Tensor) -> list[Tensor]:
         """What every rank has; all agree first on how large each part is."""
         shapes = self.agree(list(value.shape))
         sizes = [_bytes(shape, value) for shape in shapes]
-        padded = self._there(torch.zeros(max(sizes), dtype=torch.uint8, device=value.device))
-        padded[: sizes[self.rank]] = self._there(_as_bytes(value))
+        mine = self._there(_as_bytes(value))
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=mine.device)
+        padded[: sizes[self.rank]] = mine
         found = [torch.empty_like(padded) for _ in sizes]
-        self._do(lambda dist: dist.all_gather(found, padded))
+        self._do(lambda dist: dist.all_gather(found, padded, group=self._of(padded)))
         return [
             _of_bytes(part[:size].to(value.device), value.dtype, shape)
             for part, size, shape in zip(found, sizes, shapes, strict=True)
@@ -92,7 +96,7 @@ class TorchRanks:
         sent = self._there(torch.cat([_as_bytes(part) for part in parts]))
         found = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.device)
         going = [part.numel() * part.element_size() for part in parts]
-        self._do(lambda dist: dist.all_to_all_single(found, sent, sizes, going))
+        self._do(lambda dist: dist.all_to_all_single(found, sent, sizes, going, group=self._of(sent)))
         return [
             _of_bytes(part.to(like.device), like.dtype, shape)
             for part, shape in zip(found.split(sizes), coming, strict=True)
@@ -103,13 +107,13 @@ class TorchRanks:
         so_far = start.contiguous()
         box = self._there(_as_bytes(so_far).clone())
         if self.rank:
-            self._do(lambda dist: dist.recv(box, self.rank - 1))
+            self._do(lambda dist: dist.recv(box, self.rank - 1, group=self._of(box)))
             so_far = _of_bytes(box.to(start.device), start.dtype, list(start.shape))
         mine = add(so_far)
         box = self._there(_as_bytes(mine).clone())
         if self.rank + 1 < self.count:
-            self._do(lambda dist: dist.send(box, self.rank + 1))
-        self._do(lambda dist: dist.broadcast(box, self.count - 1))
+            self._do(lambda dist: dist.send(box, self.rank + 1, group=self._of(box)))
+        self._do(lambda dist: dist.broadcast(box, self.count - 1, group=self._of(box)))
         return _of_bytes(box.to(start.device), mine.dtype, list(mine.shape))
 
     def agree(self, mine: Any) -> list[Any]:
@@ -132,8 +136,31 @@ class TorchRanks:
         self._do(lambda dist: dist.monitored_barrier(timeout=timedelta(seconds=self._seconds)))
 
     def _there(self, value: Tensor) -> Tensor:
-        """A tensor where the ranks can send it."""
-        return value.cpu() if self._backend == "gloo" else value
+        """A tensor where the ranks can send it: NCCL needs a GPU for each of them."""
+        if not value.is_cuda:
+            return value.cpu()
+        if self._gpus is None:
+            self._gpus = self._group_of_gpus(value.device)
+        return value if self._gpus else value.cpu()
+
+    def _group_of_gpus(self, device: torch.device) -> Any:
+        import torch.distributed as dist
+
+        mine = [
+            socket.gethostname(),
+            str(torch.cuda.get_device_properties(device).uuid),
+            dist.is_nccl_available(),
+        ]
+        said = self.agree(mine)
+        apart = len({(host, gpu) for host, gpu, _ in said}) == self.count
+        if not apart or not all(able for _, _, able in said):
+            return False
+        torch.cuda.set_device(device)
+        return dist.new_group(backend="nccl", timeout=timedelta(seconds=self._seconds))
+
+    def _of(self, value: Tensor) -> Any:
+        """The group by which a tensor travels; None is that of the host's memory."""
+        return self._gpus if value.is_cuda else None
 
     def _do(self, work: Callable[[Any], Any]) -> None:
         import torch.distributed as dist
@@ -219,16 +246,14 @@ def here() -> Ranks | None:
     seconds = wait_limit()
     # processes of one machine share its cores
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // at.local_count))
-    on_gpu = torch.cuda.is_available() and not os.environ.get(_SHARED_GPU) and dist.is_nccl_available()
-    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
     except (RuntimeError, ValueError) as error:
         raise RunError(f"rank {at.rank} cannot reach the others: {str(error).splitlines()[0]}") from error
     if at.rank:
         warnings.simplefilter("ignore")  # the first rank gives the same warnings
     atexit.register(dist.destroy_process_group)
-    _JOINED.append(TorchRanks(at, backend, seconds))
+    _JOINED.append(TorchRanks(at, seconds))
     return _JOINED[0]
 
 

@@ -101,12 +101,18 @@ class Experiment:
         )
         if ranks is not None:
             self.store.follows = ranks.rank > 0
-            self.run_context.share = Share.by_work(ranks, self.federation.train.counts)
+            self.run_context.share = Share.by_work(ranks, self._steps_of_clients())
         self.privacy = PrivacyAccount.of(config.privacy, self.run_context)
         self.meter = Meter(self.rule.quiet)
         self.finished: dict[str, Any] | None = None
         self._start: dict[torch.device, Tensor] = {}
         self._heads: tuple[Wire, torch.device, Tensor] | None = None
+
+    def _steps_of_clients(self) -> Tensor:
+        """About how many steps each client trains in a round."""
+        train, counts = self.config.train, self.federation.train.counts.double()
+        each = (counts / train.batch_size).ceil() * train.local_epochs
+        return each if train.local_steps is None else each.clamp(max=1.0) * train.local_steps
 
     @property
     def rounds(self) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.files import as_json, replace_file
 from holdfast.core.reading import is_whole, read_json
+from holdfast.engine.ranks import follows
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.runner import RunCallbacks, Say
 from holdfast.tracking.base import Figures, KnownRun, Tracker, harmless, numbers, settings
@@ -37,9 +38,10 @@ Make = Callable[[], Tracker]
 
 @contextmanager
 def tracked(track: Sequence[str | Make], watch: RunCallbacks | None = None) -> Iterator[RunCallbacks]:
-    """Yield a watch that also informs these trackers."""
+    """Yield a watch that also informs these trackers. Of several processes that run an experiment together,
+    the first informs them."""
     watch = watch or RunCallbacks()
-    if not track:
+    if not track or follows():
         yield watch
         return
     tracking = Tracking(chosen(track), watch.say)
