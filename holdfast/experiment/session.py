@@ -148,10 +148,12 @@ def _run_one(
     experiment: Experiment, terms: RunTerms, engine: MakeEngine, watch: RunCallbacks
 ) -> dict[str, Any]:
     before = experiment.store.round()
-    if experiment.run_context.share is not None:
-        engine = by_ranks(experiment.run_context)
+    share = experiment.run_context.share
+    engine = engine if share is None else by_ranks(experiment.run_context)
     (driver,) = run_together([experiment], terms, engine, watch, contain=False)
     if driver.error is None:
+        if share is not None:
+            share.ranks.agree(None)  # now the first rank has written the result, which all may read
         return driver.result
     damaged = (
         None
