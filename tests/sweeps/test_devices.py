@@ -185,7 +185,7 @@ def test_a_process_that_is_killed_is_replaced_and_a_cell_that_fails_stops_no_oth
 @pytest.mark.slow
 def test_workers_end_with_their_parent_and_the_command_continues(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(CONFIG)
-    line = [sys.executable, "-m", "holdfast.cli", "sweep", "t.toml", "--set", "train.rounds=30"]
+    line = [sys.executable, "-m", "holdfast.cli", "sweep", "t.toml", "--set", "train.rounds=16"]
     with subprocess.Popen(
         [*line, "--out", "s", "--devices", "cpu:2"], cwd=tmp_path, env=HERE, stderr=subprocess.PIPE, text=True
     ) as parent:
@@ -204,6 +204,6 @@ def test_workers_end_with_their_parent_and_the_command_continues(tmp_path: Path)
         [*line, "--out", "s", "--json"], cwd=tmp_path, env=HERE, capture_output=True, timeout=60
     )
     assert [cell["status"] for cell in json.loads(done.stdout)["cells"]] == ["finished"] * 4
-    sweep(configs(read_config(tmp_path / "t.toml", ["train.rounds=30"])), tmp_path / "one")
+    sweep(configs(read_config(tmp_path / "t.toml", ["train.rounds=16"])), tmp_path / "one")
     for folder in run_folders(tmp_path / "one"):
         assert bits(tmp_path / "s" / folder.name) == bits(folder)
