@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -130,6 +131,24 @@ def test_two_processes_give_the_bits_of_one_and_the_same_command_has_nothing_lef
     for folder in run_folders(tmp_path / "one"):
         assert bits(tmp_path / "two" / folder.name) == bits(folder)
     assert sweep(cells, tmp_path / "two", launcher=OnDevices("cpu,cpu")) == statuses
+
+
+@pytest.mark.slow
+def test_data_that_was_handed_over_and_not_copied_reaches_the_processes(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    data = [(draw.normal(size=(30, 6)).astype("float32"), draw.integers(0, 3, 30)) for _ in range(4)]
+    about: dict[str, Any] = {
+        "seed": [0, 1],
+        "data": holdfast.Data(data, keep="1B"),
+        "train": {"rounds": 2, "local_epochs": 1},
+        "engine": {"plan": "loop", "threads": 1, "workers": 1},
+        "progress": False,
+    }
+    holdfast.sweep(out=tmp_path / "one", **about)
+    found = holdfast.sweep(out=tmp_path / "two", devices="cpu:2", **about)
+    assert [cell.status for cell in found] == ["finished"] * 2
+    for folder in run_folders(tmp_path / "one"):
+        assert bits(tmp_path / "two" / folder.name) == bits(folder)
 
 
 @pytest.mark.slow
