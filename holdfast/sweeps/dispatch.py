@@ -127,6 +127,8 @@ class Dispatch:
         elif kind == "done":
             del self._running[number]
             self.cells.ended(attempt.unit)
+        elif kind == "error" and event.get("kind") == "StoreError":  # the disk's fault, not the cells'
+            self._lose(number, event["reason"])
         elif kind == "error":
             del self._running[number]
             self.cells.give_up(attempt.unit, event["reason"])

@@ -112,10 +112,10 @@ class _Shipping:
     ):
         self.task, self.interval, self.samples = task, interval, samples
         self.places = {place.path.name: place for place in task.folder.cells}
-        self.digests = [
-            [sample_key(experiment.config), experiment.federation.samples.digest]
-            for experiment in experiments.values()
-        ]
+        self.digests = {
+            name: (sample_key(experiment.config), experiment.federation.samples.digest)
+            for name, experiment in experiments.items()
+        }
         files = {*map(str, task.plugins)}
         for experiment in experiments.values():
             files |= plugins_of(experiment.parts, experiment.config.data)
@@ -146,13 +146,13 @@ class _Shipping:
         spec = {
             "cells": list(unit.cells),
             "retry": self.task.retry,
-            "samples": self.digests,
+            "samples": [list(self.digests[name]) for name in unit.cells],
             "interval": self.interval,
             "cores": need.cpus,
             "holdfast": __version__,
             "torch": torch.__version__,
         }
-        digests = {digest for _, digest in self.digests}
+        digests = {self.digests[name][1] for name in unit.cells}
         samples = [self.samples[digest] for digest in sorted(digests)]
         return Parcel(spec, pack(files), [plugin for plugin, _ in self.plugins], samples, need)
 

@@ -56,14 +56,15 @@ class Parcel:
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster that is started here and ends with the block, or to one at an address, or
-    as the program that calls has connected it already."""
+def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
+    """Ray, connected to a cluster that is started here (with so many CPUs) and ends with the block, or to one
+    at an address, or as the program that calls has connected it already."""
     ray = _imported(local=address == LOCAL or address.startswith(_OWN_ADDRESSES))
     if ray.is_initialized():
         yield ray
         return
-    _start(ray) if address == LOCAL else _connect(ray, address)
+    _silence(ray)
+    _start(ray, cpus or usable_cores()) if address == LOCAL else _connect(ray, address)
     try:
         yield ray
     finally:
@@ -71,7 +72,8 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _imported(local: bool) -> Any:
-    """Ray. What it reads when it is imported is set before; its processes inherit it."""
+    """Ray. What it reads when it is imported is set before, or in it where it was imported already; its
+    processes inherit the environment."""
     if local:
         for name, value in _LOCAL_SETTINGS.items():
             os.environ.setdefault(name, value)
@@ -79,15 +81,25 @@ def _imported(local: bool) -> Any:
         import ray
     except ImportError:
         raise ConfigError("ray: Ray is not installed; pip install 'holdfast[ray]'") from None
+    constants: Any = getattr(getattr(ray, "_private", None), "ray_constants", None)
+    if local and hasattr(constants, "ENABLE_RAY_CLUSTER"):
+        constants.ENABLE_RAY_CLUSTER = False
     return ray
 
 
-def _start(ray: Any) -> None:
+def _silence(ray: Any) -> None:
+    """Ray prints pages about a machine that is lost to standard output; one line of ours says it."""
+    worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *args, **kwargs: None
+
+
+def _start(ray: Any, cpus: int) -> None:
     ray.init(
         address=LOCAL,
         include_dashboard=False,
         _node_ip_address=_LOOPBACK,
-        num_cpus=usable_cores(),
+        num_cpus=cpus,
         log_to_driver=False,
         logging_level="ERROR",
     )

@@ -101,7 +101,7 @@ class _Sent:
             content = file.read_bytes() if file.exists() else b""
             if content and self.files.get(name) != content:
                 self.files[name] = found[name] = content
-        self.ended = "result.json" in found or "failure.json" in found
+        self.ended = self.ended or "result.json" in found or "failure.json" in found
         store = Store(self.path)
         head = store.head()
         if head is not None and head[0] > self.round:

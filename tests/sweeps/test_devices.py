@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -133,6 +134,24 @@ def test_two_processes_give_the_bits_of_one_and_the_same_command_has_nothing_lef
 
 
 @pytest.mark.slow
+def test_data_that_was_handed_over_and_not_copied_reaches_the_processes(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    data = [(draw.normal(size=(30, 6)).astype("float32"), draw.integers(0, 3, 30)) for _ in range(4)]
+    about: dict[str, Any] = {
+        "seed": [0, 1],
+        "data": holdfast.Data(data, keep="1B"),
+        "train": {"rounds": 2, "local_epochs": 1},
+        "engine": {"plan": "loop", "threads": 1, "workers": 1},
+        "progress": False,
+    }
+    holdfast.sweep(out=tmp_path / "one", **about)
+    found = holdfast.sweep(out=tmp_path / "two", devices="cpu:2", **about)
+    assert [cell.status for cell in found] == ["finished"] * 2
+    for folder in run_folders(tmp_path / "one"):
+        assert bits(tmp_path / "two" / folder.name) == bits(folder)
+
+
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_replaced_and_a_cell_that_fails_stops_no_other(tmp_path: Path) -> None:
     """One unit is killed in its second round; another holds a method that fails in every cell."""
     plugin = tmp_path / "stumbles.py"
@@ -185,7 +204,7 @@ def test_a_process_that_is_killed_is_replaced_and_a_cell_that_fails_stops_no_oth
 @pytest.mark.slow
 def test_workers_end_with_their_parent_and_the_command_continues(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(CONFIG)
-    line = [sys.executable, "-m", "holdfast.cli", "sweep", "t.toml", "--set", "train.rounds=30"]
+    line = [sys.executable, "-m", "holdfast.cli", "sweep", "t.toml", "--set", "train.rounds=16"]
     with subprocess.Popen(
         [*line, "--out", "s", "--devices", "cpu:2"], cwd=tmp_path, env=HERE, stderr=subprocess.PIPE, text=True
     ) as parent:
@@ -204,6 +223,6 @@ def test_workers_end_with_their_parent_and_the_command_continues(tmp_path: Path)
         [*line, "--out", "s", "--json"], cwd=tmp_path, env=HERE, capture_output=True, timeout=60
     )
     assert [cell["status"] for cell in json.loads(done.stdout)["cells"]] == ["finished"] * 4
-    sweep(configs(read_config(tmp_path / "t.toml", ["train.rounds=30"])), tmp_path / "one")
+    sweep(configs(read_config(tmp_path / "t.toml", ["train.rounds=16"])), tmp_path / "one")
     for folder in run_folders(tmp_path / "one"):
         assert bits(tmp_path / "s" / folder.name) == bits(folder)

@@ -181,6 +181,12 @@ def test_an_error_of_the_cells_themselves_is_not_tried_again() -> None:
     assert cells.failed == {"c": "the model does not fit the data"} and cells.finished == {"a", "b", "d"}
 
 
+def test_a_full_disk_of_a_worker_is_not_the_fault_of_the_cells() -> None:
+    full = {"event": "error", "kind": "StoreError", "reason": "the disk is full"}
+    executor, cells, _ = played(lambda nth, unit: [BEGAN, full if nth == 1 else DONE], UNITS[:1])
+    assert executor.started == [("a", "b")] * 2 and cells.finished == {"a", "b"}
+
+
 def test_workers_that_cannot_begin_end_the_sweep_with_the_reason() -> None:
     with pytest.raises(RunError, match="no worker could begin: it was ended by signal 9"):
         played(lambda nth, unit: [LOST])

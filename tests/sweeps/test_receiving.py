@@ -97,6 +97,7 @@ def test_what_comes_back_equals_a_sweep_on_one_machine(tmp_path: Path) -> None:
     received(tmp_path / "back", cells, trained(tmp_path / "worker", cells))
     same(tmp_path / "back", tmp_path / "whole")
     at_the_end = trained(tmp_path / "once", cells, interval=1e9)
+    assert len(at_the_end) == 2, "on which terms they begin, and their end"
     received(tmp_path / "late", cells, at_the_end)
     for folder in run_folders(tmp_path / "whole"):
         assert bits(tmp_path / "late" / folder.name) == bits(folder), "in one piece also the places are equal"
