@@ -4,6 +4,7 @@ loopback, and the core does without Ray."""
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.experiment.config import make_config
 from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.manifest import run_folders
-from holdfast.sweeps import ray_task
+from holdfast.sweeps import ray_executor, ray_task
 from holdfast.sweeps.grid import configs, expand
 from holdfast.sweeps.ray_executor import connected
 from holdfast.sweeps.runner import sweep
@@ -81,6 +82,18 @@ def test_a_wrong_address_is_one_line(address: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error, connected(address):
         pass
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_something_else_than_ray_at_an_address_is_noticed_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(ray_executor, "_HEALTH", 3.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with pytest.raises(ConfigError, match="is no Ray cluster, or not well"):
+            with connected(f"127.0.0.1:{server.getsockname()[1]}"):
+                pass
 
 
 def test_ray_that_is_not_installed_is_one_line(
