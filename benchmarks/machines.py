@@ -13,11 +13,14 @@ thread for each process. The ways take turns, so that other work on the machine 
   starts once.
 * Speed-up: a sweep that takes about a minute in this process, on one process and on two.
 
-Prints Markdown tables: the median over the turns, and the range."""
+Ray's workers have a low priority by default; here they have that of this process (RAY_worker_niceness=0), so
+that other work on the machine slows all ways alike. Prints Markdown tables: the median over the turns, and
+the range."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import tempfile
@@ -116,6 +119,7 @@ def speed_up(given: argparse.Namespace) -> None:
 
 
 def ray_part(given: argparse.Namespace) -> None:
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     print(f"Ray {ray.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}\n")
