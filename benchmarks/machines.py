@@ -14,6 +14,9 @@ thread for each process. The ways take turns, so that other work on the machine 
   starts once.
 * Speed-up: a sweep that takes about a minute in this process, on one process and on two.
 
+Ray's workers have a low priority by default; here they have that of this process (RAY_worker_niceness=0), so
+that other work on the machine slows all ways alike.
+
 Part `ranks`: one experiment on one process, on one rank and on two ranks (`holdfast run --devices cpu,cpu`),
 of one thread each. A run is started as a user starts it; seconds of a round are those between the commits of
 its rounds.
@@ -130,6 +133,7 @@ def speed_up(given: argparse.Namespace) -> None:
 
 
 def ray_part(given: argparse.Namespace) -> None:
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     print(f"Ray {ray.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}\n")

@@ -265,8 +265,9 @@ def new_folder() -> Path:
 
 
 @contextmanager
-def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]:
-    """On Ctrl-C, say how to continue; the last committed round stays."""
+def resumable(folder: Path, plugins: list[Path] | None = None, same_command: bool = False) -> Iterator[None]:
+    """On Ctrl-C, say how to continue; the last committed round stays. What ran on several devices goes on
+    there by the same command."""
     try:
         yield
     except KeyboardInterrupt:
@@ -275,7 +276,9 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
 
         again = f"{command_line('resume', folder)}{plugin_options(plugins or [])}"
         kept = (
-            f"`{again}` continues it"
+            f"the same command with --out {folder} continues it, and so does `{again}` on one device"
+            if same_command and is_sweep(folder)
+            else f"`{again}` continues it"
             if run_folders(folder) or is_sweep(folder)
             else "no round was finished, so nothing was saved"
         )

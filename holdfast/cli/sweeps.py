@@ -158,7 +158,7 @@ def run_sweep(
 
     with (
         Follow(to_stderr()) as follow,
-        resumable(folder, plugins),
+        resumable(folder, plugins, same_command=chosen is not None),
         tracked(track or [], follow.watch()) as watch,
     ):
         return sweep(cells, folder, watch, [str(p) for p in plugins or []], shard, retry, launcher=chosen)

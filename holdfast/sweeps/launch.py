@@ -6,17 +6,19 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from holdfast.core.errors import ConfigError, InUse
+from holdfast.core.errors import ConfigError, InUse, RunError
 from holdfast.data.handed.kept import is_missing
 from holdfast.data.samples import Samples
 from holdfast.data.shipped import FACTS, keep
 from holdfast.experiment.build import sample_key
 from holdfast.experiment.loop import Experiment
+from holdfast.experiment.manifest import plugins_of
 from holdfast.experiment.object_names import unnamed
 from holdfast.storage.status import write_failure
 from holdfast.storage.store import Store
@@ -25,10 +27,6 @@ from holdfast.sweeps.dispatch import Dispatch, Event, Limits
 from holdfast.sweeps.folder import CellFolder
 from holdfast.sweeps.runner import Task, check_device, members_of, take
 from holdfast.sweeps.units import Unit, units_of
-
-
-class Lost(RuntimeError):
-    """Why a cell cannot go on, where that is not an error of its own."""
 
 
 @dataclass
@@ -92,7 +90,7 @@ def fail(task: Task, experiment: Experiment, reason: str) -> None:
     """Record that a cell cannot go on. Nothing tries it again unless the user asks for it."""
     round = experiment.store.round() or 0
     experiment.out.mkdir(parents=True, exist_ok=True)
-    write_failure(experiment.out, round, Lost(reason))
+    write_failure(experiment.out, round, RunError(reason))
     task.watch.say(f"{experiment.label} failed after round {round}: {reason}; the others go on")
 
 
@@ -104,6 +102,14 @@ def refuse_objects(wanted: list[CellFolder]) -> None:
                 f"sweep: {objects[0]} is a Python object, which another process cannot have; register it"
                 " in a file that --plugin or holdfast.load_plugin names, or sweep on one device"
             )
+
+
+def plugin_files(task: Task, experiments: dict[str, Experiment]) -> list[str]:
+    """The plug-ins that another process needs: those that were named, and those that parts come from."""
+    files = {str(Path(file).resolve()) for file in task.plugins}
+    for experiment in experiments.values():
+        files |= plugins_of(experiment.parts, experiment.config.data)
+    return sorted(files)
 
 
 def units_for(task: Task, experiments: dict[str, Experiment], slots: int) -> list[Unit]:
@@ -146,12 +152,13 @@ class OnDevices:
         if not units:
             return
         engine, samples = wanted[0].config.engine, _handed(built)
+        plugins = plugin_files(task, experiments)
 
         def job(unit: Unit) -> Job:
             return {
                 "folder": str(task.folder.path.absolute()),
                 "cells": list(unit.cells),
-                "plugins": list(map(str, task.plugins)),
+                "plugins": plugins,
                 "retry": task.retry,
                 "samples": samples,
                 "cache": None,

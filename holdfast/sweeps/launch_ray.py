@@ -17,7 +17,6 @@ from holdfast.core.files import as_json
 from holdfast.core.version import __version__
 from holdfast.experiment.build import sample_key
 from holdfast.experiment.loop import Experiment
-from holdfast.experiment.manifest import plugins_of
 from holdfast.sweeps.dispatch import Dispatch, Event, Limits
 from holdfast.sweeps.folder import CellFolder, Group
 from holdfast.sweeps.launch import (
@@ -27,6 +26,7 @@ from holdfast.sweeps.launch import (
     fail,
     left_of,
     moved,
+    plugin_files,
     refuse_objects,
     rounds_of,
     units_for,
@@ -116,10 +116,7 @@ class _Shipping:
             name: (sample_key(experiment.config), experiment.federation.samples.digest)
             for name, experiment in experiments.items()
         }
-        files = {*map(str, task.plugins)}
-        for experiment in experiments.values():
-            files |= plugins_of(experiment.parts, experiment.config.data)
-        self.plugins = _read_plugins(sorted(files))
+        self.plugins = _read_plugins(plugin_files(task, experiments))
         self.own_plugins = {digest: path for (_, digest, _), path in self.plugins}
         """The files here, by their digest."""
 

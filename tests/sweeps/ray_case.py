@@ -1,8 +1,8 @@
 """Sweeps on a Ray cluster of two nodes in this machine, for test_ray.py: a process of its own, so that it can
 be ended as a whole. It prints what happened as JSON.
 
-`node` kills a node in the middle of a sweep of 12 cells; `samples` hands data and a plug-in to workers that
-have neither."""
+`ports` starts the cluster of --ray; `node` kills a node in the middle of a sweep of 12 cells; `samples` hands
+data and a plug-in to workers that have neither."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from holdfast.experiment.config import make_config
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.sweeps.grid import expand
 from holdfast.sweeps.launch_ray import OnRay
+from holdfast.sweeps.ray_executor import LOCAL, connected
 from holdfast.sweeps.runner import sweep
 from tests.experiment.kills import table
 
@@ -46,17 +47,22 @@ def cluster(*cpus: int) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def listening() -> list[str]:
-    """Addresses on which Ray's processes of this user listen beyond loopback, from /proc/net."""
+    """Addresses on which this process and those that it started listen."""
     import psutil
 
-    ours = [one for one in psutil.Process().children(recursive=True)]
-    found = []
-    for process in [psutil.Process(), *ours]:
-        for connection in process.net_connections("tcp"):
-            address = str(connection.laddr.ip).removeprefix("::ffff:")
-            if connection.status == "LISTEN" and not address.startswith("127.") and address != "::1":
-                found.append(f"{process.name()} {address}:{connection.laddr.port}")
-    return found
+    ours = psutil.Process()
+    return [
+        str(connection.laddr.ip).removeprefix("::ffff:")
+        for process in [ours, *ours.children(recursive=True)]
+        for connection in process.net_connections("tcp")
+        if connection.status == "LISTEN"
+    ]
+
+
+def ports(out: Path) -> dict[str, Any]:
+    """What listens while the cluster runs that --ray starts."""
+    with connected(LOCAL, cpus=1):
+        return {"open": listening()}
 
 
 def node(out: Path) -> dict[str, Any]:
@@ -94,7 +100,7 @@ def samples(out: Path) -> dict[str, Any]:
     about: dict[str, Any] = {
         "method": ["fedavg-elsewhere", "ditto"],
         "seed": [0, 1],
-        "data": holdfast.Data(data, keep="1B"),
+        "data": holdfast.Data(clients=data, keep="1B"),
         "train": {"rounds": 3, "local_epochs": 1},
         "engine": {"plan": "loop", "threads": 1, "workers": 1},
         "progress": False,
@@ -109,4 +115,4 @@ def samples(out: Path) -> dict[str, Any]:
 ROUNDS = 24
 
 if __name__ == "__main__":
-    print(json.dumps({"node": node, "samples": samples}[sys.argv[1]](Path(sys.argv[2]))))
+    print(json.dumps({"ports": ports, "node": node, "samples": samples}[sys.argv[1]](Path(sys.argv[2]))))

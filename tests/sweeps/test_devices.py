@@ -139,7 +139,7 @@ def test_data_that_was_handed_over_and_not_copied_reaches_the_processes(tmp_path
     data = [(draw.normal(size=(30, 6)).astype("float32"), draw.integers(0, 3, 30)) for _ in range(4)]
     about: dict[str, Any] = {
         "seed": [0, 1],
-        "data": holdfast.Data(data, keep="1B"),
+        "data": holdfast.Data(clients=data, keep="1B"),
         "train": {"rounds": 2, "local_epochs": 1},
         "engine": {"plan": "loop", "threads": 1, "workers": 1},
         "progress": False,
@@ -190,7 +190,6 @@ def test_a_process_that_is_killed_is_replaced_and_a_cell_that_fails_stops_no_oth
         cells,
         tmp_path / "two",
         RunCallbacks(say=say, moved=moved),
-        [str(plugin)],
         launcher=OnDevices("cpu,cpu", Limits(silence=60.0)),
     )
     assert killed.is_set() and time.monotonic() - began < 60
