@@ -56,6 +56,21 @@ TABLE_3 = (
     *("--only", "method=FedAvg-P,FedPer,Ditto,FedBABU,FedALA,FedPAC,FedAS", "--seeds", "3"),
     *("--set", "data.partition.samples_per_client=400", "--set", "train.rounds=20", "--device", "cuda"),
 )
+RANKS = (
+    "run",
+    *(
+        f"--set={one}"
+        for one in (
+            "method.name=ditto",
+            "aggregator.name=multi-krum",
+            "aggregator.f=2",
+            "data.clients=20",
+            "attack.name=min-max",
+            "attack.knows=everyone",
+            "train.rounds=10",
+        )
+    ),
+)
 PARTS = {
     "same": Part(
         "servers, attacks and screening on the GPU against the CPU, in float64; the same bits twice",
@@ -92,6 +107,12 @@ PARTS = {
         "what a step writes at each precision, and the memory of programs",
         script("activation_bytes.py"),
         200,
+    ),
+    "ranks": Part(
+        "two ranks that share one GPU: only that the path runs, since both go through the host",
+        holdfast(*RANKS, "--devices", "cuda:0,cuda:0"),
+        120,
+        True,
     ),
     "table-1": Part("FedCAP's Table I on CIFAR-10, from command to page", holdfast(*TABLE_1), 590, True),
     "table-1-again": Part("the same once more: compiled code is kept", holdfast(*TABLE_1), 590, True),
