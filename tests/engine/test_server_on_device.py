@@ -3,6 +3,7 @@ the host's, and counts what crosses. Clients train on the host."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.attacks.base import View
 from holdfast.attacks.lie import Lie
+from holdfast.core import together as core_together
 from holdfast.core.keys import Key
 from holdfast.core.types import Round, Schema, State, Steps, Uplink
 from holdfast.detectors.base import Detector, Judgement
@@ -74,6 +76,13 @@ def case(name: str, **settings: Any) -> dict[str, Any]:
     )
 
 
+TOGETHER = {
+    "fedavg": {"Reduction"},
+    "fedcap": {"Reduction", "Cosines", "Mixture"},
+    "fedamp": {"Distances", "Mixture"},
+    "fedpac": {"Reduction", "Mixture"},
+}
+"""What the server halves of two experiments are seen to compute together."""
 MODEL = 8 * 470
 """Bytes of the network, about."""
 CASES = {name: case(name) for name in built_in("method")} | {
@@ -98,6 +107,34 @@ def test_every_method_gives_the_same_numbers(
         here = run_all([CASES[name]], tmp_path / "device")[0]
     assert_same(everything(there), everything(here), 1e-10)
     assert gpu.started and gpu.largest_read < MODEL, "a whole model came to the host"
+
+
+@pytest.mark.parametrize("name", built_in("method"))
+def test_every_method_gives_several_experiments_the_numbers_of_each_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the device, with other data and rates in each; alone on the host."""
+    short = {"rounds": 2, "local_epochs": 1, "participation": 0.8}
+    tables = [
+        case(name) | {"seed": 1, "train": short},
+        case(name) | {"seed": 2, "train": {**short, "lr": 0.05, "momentum": 0.5}},
+    ]
+    alone = [run_all([table], tmp_path / f"alone{place}")[0] for place, table in enumerate(tables)]
+    made, together = Counter[str](), core_together._together
+
+    def noted(computations: list[Any]) -> Any:
+        made[type(computations[0]).__name__] += 1
+        found = together(computations)
+        assert not isinstance(found, Exception)
+        return found
+
+    monkeypatch.setattr(core_together, "_together", noted)
+    with servers_on_device(monkeypatch):
+        here = run_all(tables, tmp_path / "together")
+    for one, other in zip(alone, here, strict=True):
+        assert_same(everything(one), everything(other), 1e-10)
+    assert ("Lengths" in made) is built_in("method")[name].reduces
+    assert TOGETHER.get(name, set()) <= made.keys()
 
 
 def test_experiments_are_attacked_screened_and_aggregated_together(
