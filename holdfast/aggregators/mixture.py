@@ -17,8 +17,8 @@ from holdfast.core.together import Computation, stacked
 
 @dataclass(frozen=True, eq=False)
 class Mixture(Computation):
-    """[n, d], where the models are: row i is the sum of the models [m, d] by row i of the weights [n, m], which
-    may still be on the host. With weights [m], one such sum [d]."""
+    """[n, d], where the models are: row i is the sum of the models [m, d] by row i of the weights [n, m],
+    which may still be on the host. With weights [m], one such sum [d]."""
 
     weights: Tensor
     models: Tensor

@@ -25,7 +25,9 @@ class Sound(Computation):
         return self.models.device.type != "cpu"
 
     def alone(self) -> Tensor:
-        return torch.isfinite(self.models).all(1) if not self.on_device() else self.together([])[0]
+        if self.on_device() or not self.models.numel():
+            return self.together([])[0]
+        return self.models.amin(1).isfinite() & self.models.amax(1).isfinite()
 
     def together(self, others: Sequence[Sound]) -> list[Tensor]:
         several = [each.models for each in (self, *others)]

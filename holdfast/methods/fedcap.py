@@ -27,6 +27,7 @@ from holdfast.core.flat import Wire
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Round, Schema, State, Steps, Uplink, Verdict, broadcast
+from holdfast.detectors.computations import Sound
 from holdfast.detectors.norm import PAPER, Norm
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields, FinishedRun, Method, ServerRule
@@ -128,7 +129,7 @@ class FedCapServer(ServerRule):
             )
         judged = calibrated if self.method.calibrate else up
         state, passed, verdict = yield from ctx.judge(state, judged, reference, own=self.method.detectors())
-        kept, verdict = _finite(passed, calibrated, verdict)
+        kept, verdict = yield from _finite(passed, calibrated, verdict)
         merged = yield from ctx.merge(
             state, calibrated.only(kept), reference, verdict
         )  # with the mean this is Eq. 6: survivors' w~, by samples
@@ -256,11 +257,10 @@ def _calibrated(asked: Exchange, up: Uplink, reference: Tensor, wire: Wire) -> t
     return recovered, up.having(update=up["update"] + away)  # exact where a client was sent the reference
 
 
-def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tensor, Verdict]:
+def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> Steps[tuple[Tensor, Verdict]]:
     """The clients that stay: those that the detectors accepted, without models that overflowed when an
     accepted update was added."""
-    update = calibrated["update"]
-    finite = (update.amin(1).isfinite() & update.amax(1).isfinite()).cpu()
+    finite = yield Sound(calibrated["update"])
     kept = torch.isin(calibrated.ids, passed.ids)
     rejected = {
         client: "recovered model is not finite"
