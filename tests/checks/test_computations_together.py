@@ -88,7 +88,8 @@ def test_several_are_the_same_together_as_alone(name: str, n: int, monkeypatch: 
     assert together is not None
     same(together, expected)
     if name in ("Distances", "Lengths"):
-        whole, kind = torch.stack(before), type(asked[0])
+        whole = torch.stack(before)
+        kind: Any = type(asked[0])
         beside: list[Any] = [kind(x) for x in whole]
         same(beside[0].together(beside[1:]), expected)
         assert torch.equal(whole, torch.stack(before)), "what is read is not written to"
