@@ -37,7 +37,7 @@ from holdfast.server_optimizers.base import ServerOptimizer, Step
 from holdfast.storage.host_copy import HostCopy
 from holdfast.sweeps.session import start
 from tests.checks.method_cases import hard
-from tests.helpers import assert_same, built_in, everything, run_all, tiny
+from tests.helpers import NORMALISED, assert_same, built_in, everything, run_all, tiny
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
 
 
@@ -136,6 +136,24 @@ def test_every_method_gives_several_experiments_the_numbers_of_each_alone(
         assert_same(everything(one), everything(other), 1e-10)
     usual = {"Lengths", "Reduction"} if built_in("method")[name].reduces else set()
     assert TOGETHER.get(name, usual) <= made.keys()
+
+
+def test_every_server_optimiser_gives_several_experiments_the_numbers_of_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the device, with other data and rates in each, all in one stack; alone on the host."""
+    one: dict[str, Any] = {"model": NORMALISED, "train": {"rounds": 2, "participation": 0.8}}
+    tables = [
+        one | {"server": {"name": name, "lr": 0.1 * (1 + place)}, "seed": place}
+        for place, name in enumerate([*built_in("server"), "fedadam"])
+    ]
+    with servers_on_device(monkeypatch) as gpu:
+        here = run_all(tables, tmp_path / "together")
+    assert gpu.started and gpu.largest_read < MODEL, "a whole model came to the host"
+    for place, table in enumerate(tables):
+        alone = run_all([table], tmp_path / f"alone{place}")[0]
+        assert_same(everything(alone), everything(here[place]), 1e-10)
+        assert any(name.startswith("server/optimizer/") for name in everything(alone))
 
 
 def test_experiments_are_attacked_screened_and_aggregated_together(
