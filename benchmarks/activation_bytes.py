@@ -4,20 +4,24 @@ alive at a time, casts and copies, and what is left of them after fusion.
     python benchmarks/activation_bytes.py                               # all works, compiled plans
     python benchmarks/activation_bytes.py --works resnet18 --fused      # two minutes
     python benchmarks/activation_bytes.py --works cnn-bn cnn-gn cnn-plain --captured --padded
+    python benchmarks/activation_bytes.py --works cnn-bn --captured --padded --chain  # BatchNorm as it was
     python benchmarks/activation_bytes.py --works fedcap-cnn --kernels  # convolutions as on a GPU with Triton
 
 Nothing is computed: the step is traced with tensors that have shapes and no numbers, as it is for PyTorch's
 compiler, so that no GPU is needed. `made` counts every tensor once, views not; tensors of a parameter's
 shape are left out. `alive` is the most bytes that are alive at a time if every tensor is freed after its
 last use; the compiler needs less, because operations that it fuses never write down what they hand to each
-other. `--fused` asks it: the bytes that its kernels and library calls read and write, and the number of its
-kernels. Its kernels for a GPU are fused by the same rules, but are not the same."""
+other. `planned` is what a program of these clients is planned to need, with its own memory, and the number
+after it says how much of that it does need; the last two columns are the same for activations alone, without
+tensors of a parameter's shape. `--fused` asks the compiler: the bytes that its kernels and library calls read
+and write, and the number of its kernels. Its kernels for a GPU are fused by the same rules, but are not the
+same."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,7 +47,7 @@ from holdfast.data.federation import Padded, Samples
 from holdfast.local.batch_order import schedule
 from holdfast.local.compiled_code import _options
 from holdfast.local.fit import Recipe
-from holdfast.local.plan import bytes_per_row
+from holdfast.local.plan import activations, bytes_per_row
 from holdfast.local.program import Program, Structure
 from holdfast.local.stack import Stack
 from holdfast.models import batched_convolution as convolution
@@ -215,8 +219,32 @@ def traced_as(program: Program) -> tuple[fx.GraphModule, tuple[Any, ...]]:
             setattr(module, name, function)
 
 
-def _never(_x: Tensor) -> bool:
+def _never(*_: Any) -> bool:
     return False
+
+
+@contextmanager
+def chained() -> Iterator[None]:
+    """Within this context BatchNorm is a chain of operations, of which autograd keeps the results."""
+    layer = network._MaskedBatchNorm
+    usual = layer._has_own_formula
+    layer._has_own_formula = _never  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        layer._has_own_formula = usual  # type: ignore[method-assign]
+
+
+def kept(work: Work, step: fx.GraphModule, made: Network) -> int:
+    """Return the most bytes of activations at a time: of new tensors that have no parameter's shape."""
+    shapes = {tuple(p.shape) for p in made.module.parameters()}
+    return peak(step, shapes | {(work.clients, *shape) for shape in shapes})
+
+
+def kept_as_planned(work: Work, made: Network, sample: Tensor) -> int:
+    """Return the bytes of activations that a plan counts with (`bytes_per_row`)."""
+    numbers = 3 * work.batch_size * (activations(made.module, sample) + sample.numel()) // 2
+    return work.clients * numbers * sample.element_size()
 
 
 def _as_on_a_gpu(x: Tensor) -> bool:
@@ -281,14 +309,19 @@ def main() -> None:
     options.add_argument(
         "--captured", action="store_true", help="the captured plan in place of the compiled one"
     )
+    options.add_argument(
+        "--chain", action="store_true", help="BatchNorm as a chain of operations, as it was before"
+    )
     options.add_argument("--kernels", action="store_true", help="convolutions by kernels, as on a GPU")
     asked = options.parse_args()
     print(
-        f"{'work':15} {'precision':17} made: {'float32':>8} {'bfloat16':>8} MB  alive  planned  casts copies"
+        f"{'work':15} {'precision':17} made: {'float32':>8} {'bfloat16':>8} MB casts copies  alive  needed"
+        "  planned        activations"
     )
     for work in asked.works:
         for precision in ("tf32" if asked.kernels else "fp32", "bf16", "bf16-activations"):
-            with _kernels(precision) if asked.kernels else nullcontext():
+            kernels = _kernels(precision) if asked.kernels else nullcontext()
+            with kernels, chained() if asked.chain else nullcontext():
                 print(_line(work, precision, asked), flush=True)
 
 
@@ -310,11 +343,14 @@ def _line(name: str, precision: Precision, asked: argparse.Namespace) -> str:
     step, inputs = traced_as(program)
     traffic = Traffic.of(step, {tuple(p.shape) for p in made.module.parameters()})
     needed = held(program) + traffic.alive
-    planned = work.clients * bytes_per_row(made, program.samples.blank(made.dtype), work.batch_size)
+    sample = program.samples.blank(made.dtype)
+    planned = work.clients * bytes_per_row(made, sample, work.batch_size)
+    activated = kept(work, step, made)
     wide, half = (traffic.made.get(dtype, 0) / 1e6 for dtype in (torch.float32, torch.bfloat16))
     line = f"{name:15} {precision:17}"
     line += f" {wide:14.0f} {half:8.0f} {traffic.casts:6} {traffic.copies:6}"
     line += f" {traffic.alive / 1e6:7.1f} {needed / 1e6:7.1f} {planned / 1e6:8.1f} {needed / planned:6.2f}"
+    line += f" {activated / 1e6:9.1f} {activated / kept_as_planned(work, made, sample):6.2f}"
     if asked.fused:
         after = fused(step, inputs)
         line += f"   fused: {after.bytes / 1e6:.0f} MB by {after.kernels} kernels and {after.calls} calls"

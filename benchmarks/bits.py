@@ -74,7 +74,7 @@ def digest(run: Run) -> str:
     for name in sorted(found):
         whole.update(name.encode())
         whole.update(
-            found[name].contiguous().view(torch.uint8).numpy().tobytes() if found[name].numel() else b""
+            found[name].reshape(-1).view(torch.uint8).numpy().tobytes() if found[name].numel() else b""
         )
     return whole.hexdigest()[:16]
 

@@ -1,5 +1,5 @@
-"""Lengths of updates and their cosines, which a server half asks for; those of several experiments can be
-computed together."""
+"""Lengths of updates, their cosines and their distances, which a server half asks for; those of several
+experiments can be computed together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.geometry import cosines_between, norms
+from holdfast.aggregators.geometry import cosines_between, distances, norms
 from holdfast.core.columns import Columns, current, sharing
 from holdfast.core.together import Computation, stacked
 
@@ -39,6 +39,25 @@ class Cosines(Computation):
         of = [self, *others]
         found = cosines_between(stacked([one.x for one in of]), stacked([one.y for one in of]))
         return list(found.cpu().unbind())
+
+
+@dataclass(frozen=True, eq=False)
+class Distances(Computation):
+    """[n, n] in float64 on the host: the squared distances between the rows of x [n, d]."""
+
+    x: Tensor
+
+    def on_device(self) -> bool:
+        return self.x.device.type != "cpu"
+
+    def alike(self) -> Hashable | None:
+        return Distances, tuple(self.x.shape), self.x.dtype, self.x.device
+
+    def alone(self) -> Tensor:
+        return distances(self.x).cpu()
+
+    def together(self, others: Sequence[Any]) -> list[Tensor] | None:
+        return list(distances(stacked([one.x for one in (self, *others)])).cpu().unbind())
 
 
 @dataclass(frozen=True, eq=False)

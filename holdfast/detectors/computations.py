@@ -30,9 +30,13 @@ class Sound(Computation):
         return self.models.device.type != "cpu"
 
     def alone(self) -> Tensor:
-        mine = torch.isfinite(self.models).all(1) if not self.on_device() else self.together([])[0]
         with sharing(self.columns):
-            return everywhere(mine)
+            return everywhere(self._mine())
+
+    def _mine(self) -> Tensor:
+        if self.on_device() or not self.models.numel():
+            return self.together([])[0]
+        return self.models.amin(1).isfinite() & self.models.amax(1).isfinite()
 
     def together(self, others: Sequence[Sound]) -> list[Tensor]:
         several = [each.models for each in (self, *others)]

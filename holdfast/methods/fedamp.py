@@ -17,7 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.geometry import distances
+from holdfast.aggregators.mixture import Mixture
+from holdfast.aggregators.similarity import Distances
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Round, State, Steps, Verdict
@@ -53,8 +54,7 @@ class FedAmpServer(ServerRule):
         return model_memory.empty(ctx)
 
     def round(self, state: State, ctx: Context) -> Round:
-        with ctx.timer.part("attend"):
-            sent, xi = self.mixtures(state, ctx, ctx.cohort)
+        sent, xi = yield from ctx.timer.steps("attend", self.mixtures(state, ctx, ctx.cohort))
         up = yield _each_its_own("train", ctx.cohort, sent)
         answered = torch.isin(ctx.cohort, up.ids)
         trained = ctx.wire.moved(sent[answered], up["update"], up["buffers"])
@@ -62,15 +62,17 @@ class FedAmpServer(ServerRule):
         return model_memory.remember(state, up.ids, trained), Verdict(up.ids, tables=tables)
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
-        yield from ()
-        return _each_its_own("deliver", ids, self.mixtures(state, ctx, ids)[0])
+        sent, _ = yield from self.mixtures(state, ctx, ids)
+        return _each_its_own("deliver", ids, sent)
 
-    def mixtures(self, state: State, ctx: Context, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def mixtures(self, state: State, ctx: Context, ids: Tensor) -> Steps[tuple[Tensor, Tensor]]:
         """u [n, size], and xi [n, kept models]. A client that has sent nothing yet counts as having the start
         model. The distance of two models is that of their parameters: counters and running statistics of
         BatchNorm are mixed, but do not count."""
         method, own = self.method, model_memory.last_models(state, ids, ctx.initial)
-        apart = distances(ctx.wire.split(torch.cat([state["models"], ctx.initial[None]]))[0])[:, :-1]
+        known = torch.cat([state["models"], ctx.initial[None]])
+        apart = (yield Distances(ctx.wire.split(known)[0]))[:, :-1]
+        del known  # a copy of all models
         rows = torch.where(
             torch.isin(ids, state["ids"]), torch.searchsorted(state["ids"], ids), len(state["ids"])
         )
@@ -80,7 +82,8 @@ class FedAmpServer(ServerRule):
             max=1
         )  # a mixture: no weight is below 0
         weights = xi.to(own.dtype)
-        return (1 - weights.sum(1, keepdim=True)) * own + weights @ state["models"], xi
+        rest = (1 - weights.sum(1, keepdim=True)).to(own)
+        return rest * own + (yield Mixture(weights, state["models"])), xi
 
 
 def _each_its_own(task: str, ids: Tensor, models: Tensor) -> Exchange:

@@ -20,13 +20,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from holdfast.aggregators.geometry import norms
-from holdfast.aggregators.similarity import Cosines
+from holdfast.aggregators.mixture import Mixture
+from holdfast.aggregators.similarity import Cosines, Lengths
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Round, Schema, State, Steps, Uplink, Verdict, broadcast
+from holdfast.detectors.computations import Sound
 from holdfast.detectors.norm import PAPER, Norm
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields, FinishedRun, Method, ServerRule
@@ -119,9 +120,8 @@ class FedCapServer(ServerRule):
             )
             ctx = replace(ctx, cohort=cohort, available=available)
         weights, counts = yield from self._weights(state, ctx, ctx.cohort)
-        with ctx.timer.part("aggregate"):
-            asked = _customised(ctx.ask("train", state["model"]), state, weights)  # what^t, Eq. 3
-            reference = self._reference(state, ctx, asked, weights, counts)  # w^t
+        asked = yield from _customised(ctx, ctx.ask("train", state["model"]), state, weights)  # what^t, Eq. 3
+        reference = yield from self._reference(state, ctx, asked, weights, counts)  # w^t
         up = yield asked
         with ctx.timer.part("calibrate"):
             recovered, calibrated = (
@@ -129,7 +129,7 @@ class FedCapServer(ServerRule):
             )
         judged = calibrated if self.method.calibrate else up
         state, passed, verdict = yield from ctx.judge(state, judged, reference, own=self.method.detectors())
-        kept, verdict = _finite(passed, calibrated, verdict)
+        kept, verdict = yield from _finite(passed, calibrated, verdict)
         merged = yield from ctx.merge(
             state, calibrated.only(kept), reference, verdict
         )  # with the mean this is Eq. 6: survivors' w~, by samples
@@ -138,7 +138,7 @@ class FedCapServer(ServerRule):
             recorded = {
                 "customisation": weights,
                 "customisation/pool": state["pool/ids"],
-                "norms/sent": _sent(up, verdict),
+                "norms/sent": (yield from _sent(up, verdict)),
             }
             verdict = replace(verdict, tables={**verdict.tables, **recorded})
         if "banned" in state:
@@ -170,7 +170,7 @@ class FedCapServer(ServerRule):
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         """Members of the pool from the pool; all others are asked for an update first, as in a round."""
         weights, _ = yield from self._weights(state, ctx, ids)
-        return _customised(broadcast("deliver", state["model"], ids), state, weights)
+        return (yield from _customised(ctx, broadcast("deliver", state["model"], ids), state, weights))
 
     def _weights(self, state: State, ctx: Context, ids: Tensor) -> Steps[tuple[Tensor, Tensor]]:
         """How much each client is given of each model in the pool: p' [n, m], a row of zeros where it gets
@@ -214,14 +214,14 @@ class FedCapServer(ServerRule):
 
     def _reference(
         self, state: State, ctx: Context, asked: Exchange, weights: Tensor, counts: Tensor
-    ) -> Tensor:
+    ) -> Steps[Tensor]:
         """What this round's updates are calibrated against: Eq. 6, or Algorithm 1's line 7, the mean of the
         models that are sent."""
         served = weights.sum(1) > 0
         if self.method.reference == "recovered" or not bool(served.any()):
             return state["model"]
         shares = ctx.priors(Uplink(ctx.cohort[served], {"count": counts[served]}))
-        return shares.to(asked.bank.device) @ asked.bank[1:]
+        return (yield from ctx.timer.computing("aggregate", Mixture(shares, asked.bank[1:])))
 
 
 def customisation(similar: Tensor, own: Tensor, alpha: float, phi: float | str) -> Tensor:
@@ -234,15 +234,15 @@ def customisation(similar: Tensor, own: Tensor, alpha: float, phi: float | str) 
     return (1 - kept) * others + kept * own
 
 
-def _customised(asked: Exchange, state: State, weights: Tensor) -> Exchange:
+def _customised(ctx: Context, asked: Exchange, state: State, weights: Tensor) -> Steps[Exchange]:
     """The same request with each client's own model, what_k = sum of p'_ki w~_i, in place of the common one;
     buffers are averaged with the same weights. The server's own pseudo-client, and clients without weights,
     get the common one."""
     served = weights.sum(1) > 0
     if not bool(served.any()):
         return asked
-    models = state["pool/models"]
-    bank = torch.cat([asked.bank, weights[served].to(models) @ models])
+    mixing = Mixture(weights[served], state["pool/models"])
+    bank = torch.cat([asked.bank, (yield from ctx.timer.computing("aggregate", mixing))])
     pick = asked.pick.clone()
     pick[asked.is_client] = torch.where(served, served.cumsum(0), 0)[:, None]
     return replace(asked, bank=bank, pick=pick)
@@ -257,11 +257,10 @@ def _calibrated(asked: Exchange, up: Uplink, reference: Tensor, wire: Wire) -> t
     return recovered, up.having(update=up["update"] + away)  # exact where a client was sent the reference
 
 
-def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tensor, Verdict]:
+def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> Steps[tuple[Tensor, Verdict]]:
     """The clients that stay: those that the detectors accepted, without models that overflowed when an
     accepted update was added."""
-    update = calibrated["update"]
-    finite = (update.amin(1).isfinite() & update.amax(1).isfinite()).cpu()
+    finite = yield Sound(calibrated["update"])
     kept = torch.isin(calibrated.ids, passed.ids)
     rejected = {
         client: "recovered model is not finite"
@@ -270,10 +269,10 @@ def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tenso
     return kept & finite, replace(verdict, rejected={**verdict.rejected, **rejected})
 
 
-def _sent(up: Uplink, verdict: Verdict) -> Tensor:
+def _sent(up: Uplink, verdict: Verdict) -> Steps[Tensor]:
     """The lengths of the updates before they were calibrated, beside those of the verdict."""
     clients = up.clients()
-    return laid_out(norms(clients["update"]), clients.ids, verdict.ids)
+    return laid_out((yield Lengths(clients["update"])), clients.ids, verdict.ids)
 
 
 def _without(state: State, verdict: Verdict) -> State:

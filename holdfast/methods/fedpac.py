@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from holdfast.aggregators.mixture import Mixture
 from holdfast.core.flat import Wire
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
@@ -158,8 +159,8 @@ class FedPACServer(ServerRule):
         merged = yield from ctx.merge(state, up, model, verdict)
         replies = up.clients()
         replies = replies.only(replies["held"].sum(1) > 0)  # a client without samples has no features
-        with ctx.timer.part("heads"):
-            state, verdict = self._mixed(merged.state, ctx, replies, model, merged.verdict)
+        mixed = self._mixed(merged.state, ctx, replies, model, merged.verdict)
+        state, verdict = yield from ctx.timer.steps("heads", mixed)
         prototypes, known = averaged(
             replies["prototypes"], replies["held"], self.method.weighting, state["prototypes"], state["known"]
         )
@@ -171,7 +172,7 @@ class FedPACServer(ServerRule):
 
     def _mixed(
         self, state: State, ctx: Context, replies: Uplink, model: Tensor, verdict: Verdict
-    ) -> tuple[State, Verdict]:
+    ) -> Steps[tuple[State, Verdict]]:
         head = head_of(ctx)
         sent = replies["update"][:, head] + ctx.wire.split(model)[0][head]
         alpha, alone = mixtures(replies["variance"], replies["h"], self.method.smallest)
@@ -185,7 +186,7 @@ class FedPACServer(ServerRule):
             for i in alone
         )
         verdict = replace(verdict, tables={**verdict.tables, "alpha": table}, notes=(*verdict.notes, *notes))
-        return remember(state, replies.ids, alpha.to(sent) @ sent), verdict
+        return remember(state, replies.ids, (yield Mixture(alpha, sent))), verdict
 
     def _sent(self, state: State, ctx: Context, asked: Exchange) -> Exchange:
         return under_own_heads(asked, state["model"], head_of(ctx), state["ids"], state["models"])

@@ -3,6 +3,7 @@ the host's, and counts what crosses. Clients train on the host."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.attacks.base import View
 from holdfast.attacks.lie import Lie
+from holdfast.core import together as core_together
 from holdfast.core.keys import Key
 from holdfast.core.types import Round, Schema, State, Steps, Uplink
 from holdfast.detectors.base import Detector, Judgement
@@ -35,7 +37,7 @@ from holdfast.server_optimizers.base import ServerOptimizer, Step
 from holdfast.storage.host_copy import HostCopy
 from holdfast.sweeps.session import start
 from tests.checks.method_cases import hard
-from tests.helpers import assert_same, built_in, everything, run_all, tiny
+from tests.helpers import NORMALISED, assert_same, built_in, everything, run_all, tiny
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
 
 
@@ -74,6 +76,14 @@ def case(name: str, **settings: Any) -> dict[str, Any]:
     )
 
 
+TOGETHER: dict[str, set[str]] = {
+    "fedcap": {"Lengths", "Reduction", "Cosines", "Mixture", "Sound"},
+    "fedamp": {"Distances", "Mixture"},
+    "fedpac": {"Lengths", "Reduction", "Mixture"},
+    "c-pfl": set(),
+}
+"""What the server halves of two experiments are seen to compute together, if not what all others do. In one
+of C-PFL's, more members of the committee would have trained."""
 MODEL = 8 * 470
 """Bytes of the network, about."""
 CASES = {name: case(name) for name in built_in("method")} | {
@@ -98,6 +108,52 @@ def test_every_method_gives_the_same_numbers(
         here = run_all([CASES[name]], tmp_path / "device")[0]
     assert_same(everything(there), everything(here), 1e-10)
     assert gpu.started and gpu.largest_read < MODEL, "a whole model came to the host"
+
+
+@pytest.mark.parametrize("name", built_in("method"))
+def test_every_method_gives_several_experiments_the_numbers_of_each_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the device, with other data and rates in each; alone on the host."""
+    short = {"rounds": 2, "local_epochs": 1, "participation": 0.8}
+    tables = [
+        case(name) | {"seed": 1, "train": short},
+        case(name) | {"seed": 2, "train": {**short, "lr": 0.05, "momentum": 0.5}},
+    ]
+    alone = [run_all([table], tmp_path / f"alone{place}")[0] for place, table in enumerate(tables)]
+    made, together = Counter[str](), core_together._together
+
+    def noted(computations: list[Any]) -> Any:
+        made[type(computations[0]).__name__] += 1
+        found = together(computations)
+        assert not isinstance(found, Exception)
+        return found
+
+    monkeypatch.setattr(core_together, "_together", noted)
+    with servers_on_device(monkeypatch):
+        here = run_all(tables, tmp_path / "together")
+    for one, other in zip(alone, here, strict=True):
+        assert_same(everything(one), everything(other), 1e-10)
+    usual = {"Lengths", "Reduction"} if built_in("method")[name].reduces else set()
+    assert TOGETHER.get(name, usual) <= made.keys()
+
+
+def test_every_server_optimiser_gives_several_experiments_the_numbers_of_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the device, with other data and rates in each, all in one stack; alone on the host."""
+    one: dict[str, Any] = {"model": NORMALISED, "train": {"rounds": 2, "participation": 0.8}}
+    tables = [
+        one | {"server": {"name": name, "lr": 0.1 * (1 + place)}, "seed": place}
+        for place, name in enumerate([*built_in("server"), "fedadam"])
+    ]
+    with servers_on_device(monkeypatch) as gpu:
+        here = run_all(tables, tmp_path / "together")
+    assert gpu.started and gpu.largest_read < MODEL, "a whole model came to the host"
+    for place, table in enumerate(tables):
+        alone = run_all([table], tmp_path / f"alone{place}")[0]
+        assert_same(everything(alone), everything(here[place]), 1e-10)
+        assert any(name.startswith("server/optimizer/") for name in everything(alone))
 
 
 def test_experiments_are_attacked_screened_and_aggregated_together(

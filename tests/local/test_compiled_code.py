@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -113,6 +114,38 @@ def test_several_steps_are_compiled_by_processes_and_waited_for(
     assert len(ran) == 3, "all are known now"
 
 
+@pytest.mark.parametrize("owner", [torch, compiled_code], ids=["PyTorch", "Holdfast"])
+def test_code_of_another_version_is_made_again(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ahead, by a process, as code that was never made; that of this version is found again afterwards."""
+    ran: list[str] = []
+
+    def run(command: list[str], input: bytes, **_: Any) -> None:
+        ran.append(pickle.loads(input)[0].digest)
+
+    first, second = steps = [step_of(2.0), step_of(3.0)]
+    assert first.operations and second.operations
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(Operations, "compiled", lambda self: pickle.loads(self.packed))
+
+    def start() -> None:
+        ahead.compile_ahead([(step, CPU, "fp32") for step in steps])
+        for step in steps:
+            compiled(step, CPU, "fp32")
+
+    start()
+    start()
+    assert ran == [second.operations.digest]
+    assert not compiled_code.is_known(step_of(4.0).operations, CPU, "fp32"), "other operations"  # type: ignore[arg-type]
+    assert not compiled_code.is_known(first.operations, CPU, "bf16")
+    with monkeypatch.context() as other:
+        other.setattr(owner, "__version__", "0.0.1")
+        assert not compiled_code.is_known(first.operations, CPU, "fp32")
+        start()
+        assert ran == [second.operations.digest] * 2
+    start()
+    assert len(ran) == 2
+
+
 def test_code_that_cannot_be_loaded_is_made_again_and_a_model_that_cannot_be_compiled_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,6 +182,9 @@ import sys, torch
 from tests.local.test_compiled_code import CPU, step_of
 from holdfast.local import compile_ahead as ahead, programs, compiled_code
 from torch._dynamo.utils import counters
+from torch._inductor import codecache
+if sys.argv[1:]:
+    codecache.torch_key = lambda: sys.argv[1].encode()
 steps = [step_of(2.0), step_of(3.0)]
 ahead.compile_ahead([(step, CPU, "fp32") for step in steps])
 waited = len(compiled_code.being_compiled)
@@ -167,14 +203,20 @@ print(waited, inductor["fxgraph_cache_miss"], inductor["fxgraph_cache_hit"])
 
 
 @pytest.mark.slow
-def test_code_is_found_by_other_processes_and_made_again_where_files_are_cut(tmp_path: Path) -> None:
+def test_code_is_found_by_other_processes_and_made_again_where_it_is_stale_damaged_or_gone(
+    tmp_path: Path,
+) -> None:
     """With PyTorch's compiler for the CPU, which needs a C++ compiler."""
     env = {**os.environ, "HOLDFAST_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
 
-    def start() -> list[int]:
+    def start(*version: str) -> list[int]:
         done = subprocess.run(
-            [sys.executable, "-c", IN_A_PROCESS], env=env, stdout=subprocess.PIPE, text=True, check=True
+            [sys.executable, "-c", IN_A_PROCESS, *version],
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
         )
         return [int(word) for word in done.stdout.split()]
 
@@ -184,4 +226,9 @@ def test_code_is_found_by_other_processes_and_made_again_where_files_are_cut(tmp
     for file in files:
         os.truncate(file, file.stat().st_size // 2)
     assert start()[1] == 2, "both are made again"
-    assert start() == [0, 0, 2]
+    assert start("another PyTorch")[1:] == [2, 0], "what this one made is of no use to it"
+    assert start() == [0, 0, 2], "nor the other way round"
+    for folder in (tmp_path / "cache" / "compiled").iterdir():
+        if folder.name != "holdfast":
+            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    assert start() == [0, 2, 0], "the notes say that both are known, but they are gone"

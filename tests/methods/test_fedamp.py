@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.core.registry import build
-from holdfast.core.together import computed_alone
+from holdfast.core.together import alone, computed_alone
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
 from tests.checks.method_cases import hard
@@ -43,7 +43,7 @@ def test_mixtures_by_hand() -> None:
         "ids": torch.tensor([4, 7, 9]),
         "models": torch.tensor([[0.0, 2.0], [0.0, 1.0], [2.0, 2.0]], dtype=torch.float64),
     }
-    sent, xi = server.mixtures(state, ctx, ctx.cohort)
+    sent, xi = alone(server.mixtures(state, ctx, ctx.cohort))
 
     def a(x: float) -> float:
         return 0.6 * math.exp(-x / 2) / 2
@@ -66,10 +66,10 @@ def test_others_never_count_more_than_there_is() -> None:
         "ids": torch.tensor([4, 7, 9]),
         "models": torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64),
     }
-    sent, xi = server.mixtures(state, ctx, ctx.cohort)
+    sent, xi = alone(server.mixtures(state, ctx, ctx.cohort))
     close(xi, [[0.0, 0.5, 0.5]])
     close(sent, [[0.5, 0.5]])
-    sent, _ = served(alpha=100.0, least_own=0.5).mixtures(state, ctx, ctx.cohort)
+    sent, _ = alone(served(alpha=100.0, least_own=0.5).mixtures(state, ctx, ctx.cohort))
     close(sent, [[0.75, 0.75]])
 
 

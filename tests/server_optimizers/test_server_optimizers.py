@@ -12,15 +12,18 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.generators import run_to_end
+from holdfast.core.keys import Key
 from holdfast.core.registry import build, find
 from holdfast.core.together import computed_alone
 from holdfast.core.types import State
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.methods.averaging import Averaging
 from holdfast.results.run import Run
+from holdfast.server_optimizers.base import ServerOptimizer
 from holdfast.sweeps import session
 from tests.helpers import NORMALISED, assert_same, built_in, everything, tiny
 from tests.methods.by_hand import W, answer, close, context
+from tests.pretended_gpu import pretended_gpu
 
 FIRST, SECOND = [0.3, -0.4], [-0.1, 0.2]  # the means of the two rounds' updates
 One, All = Callable[..., Run], Callable[..., list[Run]]
@@ -75,6 +78,26 @@ def test_fedyogi_by_hand() -> None:
     close(one["model"], first := [1 + 0.003 / (sqrt(0.0109) + 0.1), 2 - 0.004 / (sqrt(0.0116) + 0.1)])
     close(two["optimizer/v"], [0.0108, 0.0120])
     close(two["model"], [first[0] + 0.0017 / (sqrt(0.0108) + 0.1), first[1] - 0.0016 / (sqrt(0.012) + 0.1)])
+
+
+@pytest.mark.parametrize("name", built_in("server"))
+def test_steps_on_a_device_are_those_on_the_host_and_nothing_is_read(name: str) -> None:
+    optimiser: ServerOptimizer = build("server", name)
+    here: State = {}
+    there: State = {}
+    with pretended_gpu() as gpu:
+        for turn in range(3):
+            aggregate = Key(turn).normal(9, dtype=torch.float64)
+            found = optimiser.step(aggregate.to(gpu.device), here)
+            expected = optimiser.step(aggregate, there)
+            here, there = dict(found.state), dict(expected.state)
+            assert not gpu.reads and optimiser.works_on_device()
+            with gpu.not_counted():
+                assert_same(
+                    {key: value.cpu() for key, value in {**here, "move": found.move}.items()},
+                    {**there, "move": expected.move},
+                    1e-15,
+                )
 
 
 def test_a_round_without_updates_is_no_step() -> None:
