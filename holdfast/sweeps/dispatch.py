@@ -152,7 +152,8 @@ class Dispatch:
             self.cells.give_up(unit, f"its worker was lost {times}; the last, {where}: {reason}")
         else:
             many = len(self.cells.left(unit))
-            self.say(f"{where} is lost ({reason}); its {many} cells go on elsewhere from their last round")
+            cells = f"{many} cells go" if many > 1 else "cell goes"
+            self.say(f"{where} is lost ({reason}); its {cells} on elsewhere from the last round")
             self._waiting.append(unit)
 
     def _check_times(self) -> None:

@@ -20,13 +20,16 @@ from holdfast.experiment.build import sample_key
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import plugins_of
 from holdfast.experiment.object_names import unnamed
-from holdfast.storage.status import write_failure
+from holdfast.storage.status import FAILURE, run_status, write_failure
 from holdfast.storage.store import Store
 from holdfast.sweeps.device_processes import DeviceProcesses, Job, cores_each, device_names
 from holdfast.sweeps.dispatch import Dispatch, Event, Limits
 from holdfast.sweeps.folder import CellFolder
 from holdfast.sweeps.runner import Task, check_device, members_of, take
 from holdfast.sweeps.units import Unit, units_of
+
+Failures = dict[str, bytes]
+"""The failure.json of cells, by folder name."""
 
 
 @dataclass
@@ -35,6 +38,7 @@ class DirectCells:
 
     task: Task
     experiments: dict[str, Experiment]
+    before: Failures
 
     def told(self, unit: Unit, event: Event) -> None:
         experiment = self.experiments.get(event.get("cell", ""))
@@ -42,7 +46,7 @@ class DirectCells:
             moved(self.task, experiment, int(event["round"]))
 
     def left(self, unit: Unit) -> tuple[str, ...]:
-        return left_of(self.experiments, unit)
+        return left_of(self.experiments, unit, self.before)
 
     def rounds(self, unit: Unit) -> int:
         return rounds_of(self.experiments, unit)
@@ -74,12 +78,21 @@ def moved(task: Task, experiment: Experiment, round: int | None = None) -> None:
     task.watch.moved(experiment)
 
 
-def left_of(experiments: dict[str, Experiment], unit: Unit) -> tuple[str, ...]:
-    cells = [
-        CellFolder(experiments[name].label, experiments[name].out, experiments[name].config)
-        for name in unit.cells
-    ]
-    return tuple(cell.path.name for cell in cells if not cell.run_status().done)
+def failures_of(experiments: dict[str, Experiment]) -> Failures:
+    """What is recorded of cells that failed before, and are tried again."""
+    files = {name: experiment.out / FAILURE for name, experiment in experiments.items()}
+    return {name: file.read_bytes() for name, file in files.items() if file.exists()}
+
+
+def left_of(experiments: dict[str, Experiment], unit: Unit, before: Failures) -> tuple[str, ...]:
+    """The cells that are not finished; one that failed before is, once it has failed again."""
+    chosen = {name: experiments[name] for name in unit.cells}
+    now = failures_of(chosen)
+    return tuple(
+        name
+        for name, one in chosen.items()
+        if not run_status(one.out, one.label).done or name in now and now[name] == before.get(name)
+    )
 
 
 def rounds_of(experiments: dict[str, Experiment], unit: Unit) -> int:
@@ -170,7 +183,13 @@ class OnDevices:
         cores = (engine.threads or 1) if engine.threads else cores_each(len(names))
         begin(task, experiments, units, len(names))
         with DeviceProcesses(names[: len(units)], job, cores) as executor:
-            Dispatch(executor, units, DirectCells(task, experiments), task.watch.say, self.limits).run()
+            Dispatch(
+                executor,
+                units,
+                DirectCells(task, experiments, failures_of(experiments)),
+                task.watch.say,
+                self.limits,
+            ).run()
 
 
 def begin(task: Task, experiments: dict[str, Experiment], units: list[Unit], slots: int) -> None:

@@ -20,10 +20,12 @@ from holdfast.experiment.loop import Experiment
 from holdfast.sweeps.dispatch import Dispatch, Event, Limits
 from holdfast.sweeps.folder import CellFolder, Group
 from holdfast.sweeps.launch import (
+    Failures,
     arrays_of,
     begin,
     facts_of,
     fail,
+    failures_of,
     left_of,
     moved,
     plugin_files,
@@ -48,6 +50,7 @@ class RemoteCells:
 
     task: Task
     experiments: dict[str, Experiment]
+    before: Failures
     receiver: Receiver
 
     def told(self, unit: Unit, event: Event) -> None:
@@ -56,7 +59,7 @@ class RemoteCells:
                 moved(self.task, self.experiments[name])
 
     def left(self, unit: Unit) -> tuple[str, ...]:
-        return left_of(self.experiments, unit)
+        return left_of(self.experiments, unit, self.before)
 
     def rounds(self, unit: Unit) -> int:
         return rounds_of(self.experiments, unit)
@@ -100,7 +103,7 @@ class OnRay:
                 return
             begin(task, experiments, units, executor.slots())
             receiver = Receiver(task.folder, experiments, shipping.own_plugins)
-            cells = RemoteCells(task, experiments, receiver)
+            cells = RemoteCells(task, experiments, failures_of(experiments), receiver)
             Dispatch(executor, units, cells, task.watch.say, self.limits).run()
 
 

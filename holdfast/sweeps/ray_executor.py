@@ -204,8 +204,7 @@ class RayCluster:
     def events(self, within: float) -> list[tuple[int, Event]]:
         found: list[tuple[int, Event]] = []
         while self._tasks:
-            tasks = list(self._tasks)
-            ready, _ = self.ray.wait(tasks, num_returns=1, timeout=0 if found else within, fetch_local=False)
+            ready = self._ready(0 if found else within)
             if not ready:
                 break
             attempt = self._tasks[ready[0]]
@@ -214,6 +213,17 @@ class RayCluster:
                 self._tasks.pop(ready[0], None)
             found.append((attempt, event))
         return found
+
+    def _ready(self, within: float) -> list[Any]:
+        """A task that has told something, if there is one within so many seconds."""
+        try:
+            ready, _ = self.ray.wait(list(self._tasks), num_returns=1, timeout=within, fetch_local=False)
+        except self.ray.exceptions.RayError as error:
+            raise RunError(
+                f"ray: the cluster is lost ({_reason(error)}); what came back is saved, and the same command"
+                " continues"
+            ) from None
+        return list(ready)
 
     def _next(self, task: Any) -> Event:
         try:

@@ -133,7 +133,7 @@ def test_a_node_is_killed_and_the_sweep_ends_with_the_bits_of_one_machine(tmp_pa
     assert found["killed"] and found["killed"][0] < 24, "it was killed in the middle of a unit"
     assert set(found["open"]) == {"127.0.0.1"}
     lost = [line for line in found["said"] if "is lost" in line]
-    assert len(lost) == 1 and "go on elsewhere from their last round" in lost[0]
+    assert len(lost) == 1 and "go on elsewhere from the last round" in lost[0]
     from tests.sweeps.ray_case import ROUNDS
 
     grid = {"method.name": ["fedavg", "ditto", "fedper", "lg-fedavg"], "seed": [0, 1, 2]}
