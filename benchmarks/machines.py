@@ -155,7 +155,7 @@ def seconds_of_a_round(way: str, settings: Mapping[str, Any]) -> float:
         command = [sys.executable, "-m", "holdfast", "run", "--out", f"{folder}/run", *words]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         if way == ONE_RANK:
-            env |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+            env |= {"HOLDFAST_RANKS": "1", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         command += ["--devices", "cpu,cpu"] if way == TWO_RANKS else []
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         if done.returncode:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,8 +17,11 @@ from typing import Any
 
 import typer
 
-from holdfast.cli.app import print_line, to_stderr
+from holdfast.cli.app import command_line, print_line, to_stderr
+from holdfast.core.own_python import variables
 
+PARENT = "HOLDFAST_RANK_PARENT"
+"""The environment variable by which a rank knows that its stdin is held open by whoever started it."""
 _LOOPBACK = "127.0.0.1"
 _SECONDS = 10.0
 """For how long processes may say why they end, when one of them has."""
@@ -43,47 +47,68 @@ def options_again(context: typer.Context, **changed: Any) -> list[str]:
 
 def run_on(devices: Sequence[str], words: Sequence[str], folder: Path) -> int:
     """Run a command on these devices, one process on each, and return its exit code. When a process ends
-    with an error, the others are ended too, and a line says which one it was."""
-    ranks = [_start(rank, devices, words, port) for port in [_free_port()] for rank in range(len(devices))]
+    with an error, the others are ended too, and a line says which one it was. They also end with this
+    process, however it ends."""
+    with socket.socket() as meeting:
+        meeting.bind((_LOOPBACK, 0))
+        meeting.listen(len(devices))
+        ranks = [_start(rank, devices, words, meeting) for rank in range(len(devices))]
     try:
-        code = _wait(ranks, devices)
+        return _wait(ranks, devices, folder)
     except KeyboardInterrupt:
         _wait_for(ranks, _SECONDS)  # Ctrl-C has reached them, too
-        code = 130
+        return 130
     finally:
         _end(ranks)
-    if code not in (0, 130) and (folder / "head.json").exists():
-        again = f"`holdfast resume {folder} --devices {','.join(devices)}`"
-        print_line(to_stderr(), f"{again} goes on from the last committed round")
-    return code
 
 
-def _start(rank: int, devices: Sequence[str], words: Sequence[str], port: int) -> subprocess.Popen[bytes]:
-    from holdfast.engine.ranks import DEVICE
+def _start(
+    rank: int, devices: Sequence[str], words: Sequence[str], meeting: socket.socket
+) -> subprocess.Popen[bytes]:
+    from holdfast.engine.ranks import DEVICE, SOCKET, SWITCH
 
-    count = len(devices)
+    count, handle = len(devices), meeting.fileno() if rank == 0 else -1
+    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     env = {
-        **os.environ,
+        **loopback,
+        "TORCH_CPP_LOG_LEVEL": "FATAL",  # we say it in one line
+        **variables(),
+        SWITCH: "1",
+        SOCKET: str(handle),
+        DEVICE: devices[rank],
+        PARENT: "1",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": _LOOPBACK,
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),  # we say it in one line
-        DEVICE: devices[rank],
+        "MASTER_PORT": str(meeting.getsockname()[1]),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "holdfast", *words],
+        # -P: files of the folder in which the user is are no modules
+        [sys.executable, "-P", "-m", "holdfast", *words],
         env=env,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=None if rank == 0 else subprocess.DEVNULL,
+        pass_fds=(handle,) if rank == 0 else (),
     )
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], devices: Sequence[str]) -> int:
+def end_with_parent() -> None:
+    """In a rank: end when the process that started it has ended, which closes the other end of stdin. What
+    is committed stays."""
+    if os.environ.get(PARENT) != "1":
+        return
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], devices: Sequence[str], folder: Path) -> int:
     """Wait until all have ended. The first one's exit code counts, unless another failed."""
     while all(process.poll() in (None, 0) for process in ranks):
         if all(process.poll() == 0 for process in ranks):
@@ -95,6 +120,9 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], devices: Sequence[str]) -> i
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         print_line(to_stderr(), f"rank {rank} ({devices[rank]}) was ended by {name}; the others were stopped")
+        if (folder / "head.json").exists():
+            again = command_line("resume", folder, "--devices", ",".join(devices))
+            print_line(to_stderr(), f"`{again}` goes on from the last committed round")
         return 1
     return ranks[0].returncode or code
 
@@ -115,9 +143,3 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind((_LOOPBACK, 0))
-        return int(found.getsockname()[1])

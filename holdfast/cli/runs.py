@@ -88,7 +88,7 @@ def run(
       holdfast run config.toml --out runs/first --json
       holdfast run config.toml --track tensorboard
       holdfast run config.toml --devices all
-      torchrun --nproc-per-node 8 -m holdfast run config.toml --out runs/big
+      torchrun --nproc-per-node 8 -m holdfast run config.toml --device cuda --out runs/big
 
 
     """
@@ -271,6 +271,10 @@ def resumable(folder: Path, plugins: list[Path] | None = None, same_command: boo
     try:
         yield
     except KeyboardInterrupt:
+        from holdfast.engine.ranks import follows
+
+        if follows():
+            raise typer.Exit(130) from None
         from holdfast.core.registry import plugin_options
         from holdfast.experiment.manifest import is_sweep, run_folders
 

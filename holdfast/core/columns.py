@@ -143,7 +143,7 @@ def warn_of_rows(who: str, columns: Columns, size: int) -> None:
     """Say that each process has to gather whole updates, of numbers with so many bytes. Python shows the same
     warning once."""
     if columns.ranks.count > 1:
-        each = f"{columns.total * size / 1e6:,.1f} MB for each client of a round"
+        each = f"{max(1, round(columns.total * size / 1e3)):,} kB for each client of a round"
         warnings.warn(
             f"{who} reads whole updates, so every process gathers those of all: {each}",
             RuntimeWarning,

@@ -176,16 +176,23 @@ def _turn(drivers: Sequence[RunDriver], answers: Sequence[Any]) -> None:
             list(zip(drivers, answers, strict=True)),
         )
         drivers = [driver for driver in drivers if isinstance(driver.waiting, Computation)]
-        answers = _computed([driver.waiting for driver in drivers if isinstance(driver.waiting, Computation)])
+        wanted = [driver.waiting for driver in drivers if isinstance(driver.waiting, Computation)]
+        answers = _computed(wanted, again=not any(map(_by_ranks, drivers)))
         for driver, answer in zip(drivers, answers, strict=True):
             if isinstance(answer, Exception):
                 driver.fail(answer)
 
 
-def _computed(wanted: list[Computation]) -> list[Any]:
-    """The answers to computations, or the errors that they ended with."""
+def _by_ranks(driver: RunDriver) -> bool:
+    """Whether several processes run the experiment: none of them may compute anything twice."""
+    return driver.run_context.share is not None
+
+
+def _computed(wanted: list[Computation], again: bool = True) -> list[Any]:
+    """The answers to computations, or the errors that they ended with; where memory ran out, of a second
+    attempt."""
     found = answered(wanted, each)
-    if any(isinstance(answer, torch.OutOfMemoryError) for answer in found):
+    if again and any(isinstance(answer, torch.OutOfMemoryError) for answer in found):
         found = []  # errors keep what the attempt had made
         forget()  # programs for training hold most of a GPU's memory; they are made again
         found = answered(wanted, each, batch=False)
@@ -198,7 +205,7 @@ def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
     could differ; so are they where a GPU's memory ran out, without the memory of programs."""
     try:
         try:
-            if getattr(engine, "replies_on_device", False):
+            if getattr(engine, "replies_on_device", False) and not any(map(_by_ranks, now)):
                 return with_room(lambda: _together(engine, now))
             return _together(engine, now)
         except WorkerLost as lost:

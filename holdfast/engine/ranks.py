@@ -20,9 +20,16 @@ from torch import Tensor
 
 from holdfast.core.columns import OneRank, Ranks
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.engine.workers import usable_cores
 
 T = TypeVar("T")
 
+SWITCH = "HOLDFAST_RANKS"
+"""The environment variable that says whether processes that another launcher than torchrun started run one
+experiment together: 1; with 0, not even those of torchrun do."""
+SOCKET = "HOLDFAST_RANK_SOCKET"
+"""The environment variable by which `--devices` hands the first rank an open socket on the loopback address;
+torch.distributed itself would listen on all addresses."""
 LIMIT = "HOLDFAST_RANK_TIMEOUT"
 """The environment variable with the seconds for which a rank waits for the others."""
 _SECONDS = 1800.0
@@ -47,9 +54,11 @@ class Place:
 
 
 def place() -> Place | None:
-    """This process's place among those that torchrun, or `--devices`, started; None where nobody did."""
+    """This process's place among those that torchrun, or `--devices`, started; None where nobody did. Other
+    launchers set the same variables for other ends, so with them `HOLDFAST_RANKS=1` asks for it."""
     env = os.environ
-    if "RANK" not in env or "WORLD_SIZE" not in env or "MASTER_ADDR" not in env:
+    asked = env.get(SWITCH, "1" if "TORCHELASTIC_RUN_ID" in env else "0")
+    if asked != "1" or "RANK" not in env or "WORLD_SIZE" not in env or "MASTER_ADDR" not in env:
         return None
     try:
         rank, count = int(env["RANK"]), int(env["WORLD_SIZE"])
@@ -181,9 +190,7 @@ def _who(text: str, seconds: float) -> str:
         who = f"rank {head[2].split()[0]}"
     closed = "Connection closed" in text or "Connection reset" in text or "Broken pipe" in text
     what = "has ended" if closed else f"has not answered for {seconds:g} s ({LIMIT})"
-    return (
-        f"{who} {what}; its own message says why, and `holdfast resume` goes on from the last committed round"
-    )
+    return f"{who} {what}; `holdfast resume` goes on from the last committed round"
 
 
 def _bytes(shape: Sequence[int], like: Tensor) -> int:
@@ -220,6 +227,11 @@ def rank_device(name: str, at: Place) -> str:
     """The device of a rank: what `--devices` gave it, or one GPU for each rank of a machine."""
     if DEVICE in os.environ:
         return os.environ[DEVICE]
+    if name.startswith("cuda:") and at.local_count > 1:
+        raise ConfigError(
+            f"engine.device: {at.local_count} ranks of this machine cannot all train on {name}; write cuda,"
+            " so that each has a GPU of its own"
+        )
     if name != "cuda":
         return name
     found = torch.cuda.device_count()
@@ -245,9 +257,14 @@ def here() -> Ranks | None:
 
     seconds = wait_limit()
     # processes of one machine share its cores
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // at.local_count))
+    torch.set_num_threads(max(1, usable_cores() // at.local_count))
+    if dist.is_initialized():
+        raise ConfigError(
+            "torch.distributed was started in this process already; Holdfast starts it itself, so leave"
+            f" init_process_group out, or set {SWITCH}=0 to run an experiment in each process"
+        )
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=seconds), **_meeting_point(at, seconds))
     except (RuntimeError, ValueError) as error:
         raise RunError(f"rank {at.rank} cannot reach the others: {str(error).splitlines()[0]}") from error
     if at.rank:
@@ -258,6 +275,35 @@ def here() -> Ranks | None:
 
 
 _JOINED: list[TorchRanks] = []
+
+
+def _meeting_point(at: Place, seconds: float) -> dict[str, Any]:
+    """Where the ranks find each other: for those of `--devices` by a socket that is open already."""
+    if SOCKET not in os.environ:
+        return {}
+    from torch.distributed import TCPStore
+
+    first: dict[str, Any] = (
+        {"is_master": True, "master_listen_fd": int(os.environ[SOCKET])} if at.rank == 0 else {}
+    )
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        at.count,
+        timeout=timedelta(seconds=seconds),
+        use_libuv=True,
+        **first,
+    )
+    return {"store": store, "rank": at.rank, "world_size": at.count}
+
+
+def alone_only(what: str) -> None:
+    """Refuse what several processes cannot run together."""
+    if place() is not None:
+        raise ConfigError(
+            f"torchrun runs one experiment on several processes, not {what}; `holdfast sweep --devices all`"
+            f" or `--ray` use several devices ({SWITCH}=0 in the environment lets each process run its own)"
+        )
 
 
 def follows() -> bool:

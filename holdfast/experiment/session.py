@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from holdfast.core.columns import Ranks
 from holdfast.core.errors import ConfigError
+from holdfast.core.files import as_json
+from holdfast.core.version import __version__
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import keep_all
 from holdfast.engine.distributed import by_ranks
@@ -22,12 +27,14 @@ from holdfast.experiment.given_again import how_to_resume
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import (
     config_of,
+    digest_of,
     is_sweep,
     manifest_of,
     read_manifest,
     run_folders,
     warn_of_objects,
 )
+from holdfast.experiment.object_names import first_difference
 from holdfast.experiment.planner import start_device
 from holdfast.experiment.runner import (
     MakeEngine,
@@ -58,6 +65,7 @@ def start_run(
     together, each has a `device` of its own, and the first writes the directory."""
     start_device(device or config.engine.device)
     experiment = on_all(ranks, lambda: Experiment(config, out, label, ranks=ranks))
+    _check_alike(experiment, ranks)
     on_first(ranks, lambda: _refuse_taken(out))
     # before anything is written: a model that fails leaves nothing
     terms = on_all(ranks, lambda: agree([experiment], device or config.engine.device, watch, ranks is None))
@@ -80,6 +88,31 @@ def start_run(
     with _locked(experiment, ranks), _tidied(out, fresh and not experiment.store.follows):
         on_first(ranks, begin)
         return _run_one(experiment, terms, engine, watch)
+
+
+def _check_alike(experiment: Experiment, ranks: Ranks | None) -> None:
+    """Refuse ranks that would run different experiments, or on different data."""
+    if ranks is None:
+        return
+    mine = {
+        "the version of Holdfast": __version__,
+        "the version of PyTorch": torch.__version__,
+        "the directory of the run": str(experiment.out.resolve()),
+        "config": json.loads(as_json(experiment.config.plain())),
+        "who holds which samples": experiment.federation.digest,
+        "the samples": experiment.federation.samples.digest,
+        "the first model": digest_of(experiment.initial),
+    }
+    mine["config"]["engine"].pop("device", None)
+    said = ranks.agree(mine)
+    for rank, other in enumerate(said):
+        for name, value in other.items():
+            if value != said[0][name]:
+                what = name if name != "config" else first_difference(said[0][name], value)
+                raise ConfigError(
+                    f"ranks 0 and {rank} would run different experiments: they differ in {what}; start all"
+                    " with the same command, data and versions"
+                )
 
 
 def _of_first(ranks: Ranks, terms: RunTerms) -> RunTerms:
@@ -105,19 +138,22 @@ def resume_run(
     if not (Path(out) / "manifest.json").exists() and run_folders(out):
         raise ConfigError(f"the runs in {out} are not a sweep; resume them one by one")
     manifest = read_manifest(out)
-    terms = RunTerms(
-        (Plan(**manifest["plan"]),),
-        int(manifest["threads"]),
-        str(choose_device(out, device, manifest["device"])),
-    )
+
+    def built() -> tuple[Experiment, str]:
+        chosen = config_of(out, manifest, config, data)
+        if rounds is not None:
+            _check_alone(out, manifest)
+            check_extension(out, chosen, rounds)
+            chosen = with_rounds(chosen, rounds)
+        found = str(choose_device(out, device, manifest["device"]))
+        experiment = Experiment(chosen, out, manifest["label"], ranks=ranks)
+        check_same(experiment, manifest)
+        return experiment, found
+
     say_torch(manifest.get("torch"), watch)
-    chosen = config_of(out, manifest, config, data)
-    if rounds is not None:
-        _check_alone(out, manifest)
-        check_extension(out, chosen, rounds)
-        chosen = with_rounds(chosen, rounds)
-    experiment = on_all(ranks, lambda: Experiment(chosen, out, manifest["label"], ranks=ranks))
-    on_all(ranks, lambda: check_same(experiment, manifest))
+    experiment, trains_on = on_all(ranks, built)
+    _check_alike(experiment, ranks)
+    terms = RunTerms((Plan(**manifest["plan"]),), int(manifest["threads"]), trains_on)
     if experiment.store.result() is None:
         warn_of_objects(out, experiment.config)
     if len(manifest["group"]) > 1:

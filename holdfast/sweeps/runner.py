@@ -23,6 +23,7 @@ from holdfast.data.federation import Samples
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.handed.kept import keep_all
 from holdfast.data.lookup import check_folder
+from holdfast.engine.ranks import alone_only
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment.build import shared_samples
 from holdfast.experiment.config import Config
@@ -97,6 +98,7 @@ def sweep(
     if engine is Simulator and not is_sweep(out):
         for _, config in cells:
             check_folder(config.data.dir)
+    alone_only("a sweep")
     task = Task(SweepFolder(out, cells), watch or RunCallbacks(), plugins, engine, retry, launcher=launcher)
     check_shard(*shard)
     task.folder.check()
@@ -119,6 +121,7 @@ def resume_sweep(
 ) -> list[RunStatus]:
     """Continue a sweep from its directory alone: all cells that no other process has. `data` is what was
     handed over in Python, where the directory has no copy; `rounds` a new and higher number of rounds."""
+    alone_only("a sweep")
     for plugin in plugins:
         load_plugin(plugin)
     if rounds is not None:

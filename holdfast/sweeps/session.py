@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.columns import OneRank
-from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.errors import DataError
 from holdfast.core.registry import load_plugin
 from holdfast.data.handed.content import HandedOver
 from holdfast.data.lookup import check_folder
@@ -33,11 +33,6 @@ def start(
     if engine is Simulator and any(config.data.name == "declared" for _, config in cells):
         raise DataError(NEEDS_SAMPLES)  # before anything is written
     at = place() if engine is Simulator else None
-    if at is not None and len(cells) > 1:
-        raise ConfigError(
-            "torchrun runs one experiment on several processes; a sweep uses several devices by `holdfast"
-            " sweep --devices all` or `--ray`"
-        )
     if len(cells) > 1:
         return results_of(sweep(cells, out, watch, plugins, engine=engine))
     ((label, config),) = cells

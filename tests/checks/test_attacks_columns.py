@@ -146,7 +146,7 @@ def test_an_attack_that_says_nothing_is_shown_whole_updates(kind: type[Attack]) 
         return arrived(world, ranks)
 
     expected = attacked(None)
-    said = "reads whole updates, so every process gathers those of all: 0.0 MB for each client"
+    said = "reads whole updates, so every process gathers those of all: 2 kB for each client"
     with pytest.warns(RuntimeWarning, match=said):
         found = on_ranks(2, attacked)
     for ups in found:

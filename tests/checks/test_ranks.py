@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import threading
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from holdfast.aggregators.reduction import Reduction
 from holdfast.core.columns import OneRank
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.share import Share
@@ -194,6 +196,40 @@ def test_ranks_that_compute_differently_commit_nothing(
     ):
         on(2, settings_of("fedavg"), tmp_path / "run")
     assert '"round": 0' in (tmp_path / "run" / "head.json").read_text()
+
+
+def test_ranks_with_other_settings_or_data_are_refused(tmp_path: Path) -> None:
+    def play(changes: dict[str, Any], ranks: ThreadRanks) -> None:
+        table = {**settings_of("fedavg"), **(changes if ranks.rank else {})}
+        start_run("", tiny(**table), tmp_path / "run", RunCallbacks(), [], Simulator, ranks)
+
+    for changes, differs in (
+        ({"train": {"rounds": 2, "participation": 0.8, "lr": 0.2}}, "train.lr"),
+        ({"attack": "label-flip"}, "attack"),
+        ({"seed": 1}, "seed"),
+    ):
+        said = rf"ranks 0 and 1 would run different experiments: they differ in {differs}"
+        with pytest.raises(ConfigError, match=said):
+            on_ranks(2, partial(play, changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_that_runs_out_on_one_rank_is_not_tried_again_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = threading.local()
+    reduced = Reduction.alone
+
+    def short(self: Reduction) -> Any:
+        calls.made = getattr(calls, "made", 0) + 1
+        if threading.current_thread().name.endswith("1") and calls.made == 1:
+            raise torch.OutOfMemoryError("no room")
+        return reduced(self)
+
+    monkeypatch.setattr(Reduction, "alone", short)
+    monkeypatch.setattr("tests.thread_ranks.PATIENCE", 3.0)
+    with pytest.raises((torch.OutOfMemoryError, RunError), match="no room"):
+        on(2, settings_of("fedavg"), tmp_path / "run")
 
 
 def test_workers_are_refused_beside_ranks(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +60,7 @@ def test_a_command_is_given_again_with_its_options() -> None:
 def scripted(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
     """Processes that run these scripts in place of holdfast."""
 
-    def start(rank: int, devices: Any, words: Any, port: int) -> subprocess.Popen[bytes]:
+    def start(rank: int, devices: Any, words: Any, meeting: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", scripts[rank]])
 
     monkeypatch.setattr(rank_processes, "_start", start)
@@ -113,13 +115,38 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
+def listening(pids: list[int]) -> set[str]:
+    """The addresses at which these processes listen."""
+    inodes = set()
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                inodes.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                address = words[1].partition(":")[0]
+                ipv4 = len(address) == 8
+                found.add(socket.inet_ntoa(bytes.fromhex(address)[::-1]) if ipv4 else address)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_killed_rank_ends_the_run_and_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
     config = tmp_path / "big.toml"
     config.write_text(CONFIG)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    alone = {**env, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    alone = {
+        **env,
+        "HOLDFAST_RANKS": "1",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run(command("run", config, "--out", whole), env=alone, check=True, capture_output=True)
 
@@ -133,6 +160,7 @@ def test_a_killed_rank_ends_the_run_and_another_number_of_ranks_goes_on(tmp_path
     until = time.monotonic() + 120
     while not (broken / "parts" / "000002.json").exists() and time.monotonic() < until:
         time.sleep(0.02)
+    assert listening(children_of(run.pid)) == {"127.0.0.1"}
     os.kill(children_of(run.pid)[1], signal.SIGKILL)
     said = run.communicate(timeout=120)[1]
     assert run.returncode == 1
@@ -141,7 +169,18 @@ def test_a_killed_rank_ends_the_run_and_another_number_of_ranks_goes_on(tmp_path
     assert "Traceback" not in said
     assert json.loads((broken / "head.json").read_text())["round"] < 16
 
+    # the ranks end with the process that started them
     again = command("resume", broken, "--devices", "cpu,cpu")
+    resumed = subprocess.Popen(again, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(ranks := children_of(resumed.pid)) < 2 and time.monotonic() < until:
+        time.sleep(0.02)
+    resumed.kill()
+    resumed.wait()
+    until = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
     ended = subprocess.run(again, env=env, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert state_of(broken) == state_of(whole)

@@ -15,10 +15,10 @@ import torch
 
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.engine import ranks
-from holdfast.engine.ranks import Place, _who, all_well, on_first, place, rank_device, wait_limit
+from holdfast.engine.ranks import Place, _who, all_well, alone_only, on_first, place, rank_device, wait_limit
 from tests.thread_ranks import ThreadRanks, on_ranks
 
-GLOO = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+GLOO = {"HOLDFAST_RANKS": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
 def processes(count: int, words: list[str], **env: str) -> list[subprocess.CompletedProcess[str]]:
@@ -100,7 +100,14 @@ def test_the_environment_of_torchrun_is_read_and_checked(monkeypatch: pytest.Mon
     env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "x"}
     for name, value in env.items():
         monkeypatch.setenv(name, value)
+    assert place() is None  # of another launcher, which may start processes for other ends
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     assert place() == Place(5, 8, 1, 4) and ranks.follows()
+    with pytest.raises(ConfigError, match="torchrun runs one experiment on several processes, not a sweep"):
+        alone_only("a sweep")
+    monkeypatch.setenv("HOLDFAST_RANKS", "0")
+    assert place() is None
+    monkeypatch.setenv("HOLDFAST_RANKS", "1")
     monkeypatch.setenv("RANK", "8")
     with pytest.raises(ConfigError, match="ranks are numbered from 0"):
         place()
@@ -118,6 +125,9 @@ def test_each_rank_of_a_machine_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch)
         "cuda:1",
     ]
     assert rank_device("cpu", Place(0, 2, 0, 2)) == "cpu"
+    assert rank_device("cuda:1", Place(0, 2, 0, 1)) == "cuda:1"
+    with pytest.raises(ConfigError, match="cannot all train on cuda:1"):
+        rank_device("cuda:1", Place(0, 2, 0, 2))
     with pytest.raises(ConfigError, match="3 ranks on a machine with 2 GPUs"):
         rank_device("cuda", Place(0, 3, 0, 3))
     monkeypatch.setenv("HOLDFAST_SHARE_GPU", "1")
