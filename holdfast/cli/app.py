@@ -105,8 +105,8 @@ Devices = Annotated[
     typer.Option(
         "--devices",
         metavar="LIST",
-        help="One process for each device of this machine: all (GPUs), cuda:0,cuda:1 or cpu:2. A sweep's cells"
-        " train side by side, one run's clients are shared out.",
+        help="One process for each device of this machine: all (GPUs), cuda:0,cuda:1 or cpu:2. The cells of a"
+        " sweep train side by side; the clients of a single run are shared out.",
         show_default=False,
     ),
 ]
