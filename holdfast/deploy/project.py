@@ -71,6 +71,7 @@ class FederationSettings(Section):
         1000, "objects that one reply may consist of; a model travels in pieces of 5 MB", ge=100
     )
     quota: int = setting(2_000_000_000, "bytes of replies that a node may send in a round", gt=0)
+    metrics: int = setting(0, "port of Prometheus metrics on 127.0.0.1; 0: none", ge=0, le=65535)
     plugins: tuple[str, ...] = setting((), "Python files in this folder whose parts the experiment names")
 
     @field_validator("address")

@@ -22,6 +22,7 @@ from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.heartbeat import ServerContact
 from holdfast.deploy.keys import ready_certificates
 from holdfast.deploy.ledger_lines import line_of
+from holdfast.deploy.metrics import MetricsServer
 from holdfast.deploy.node_processes import Say, client_of, start_again, start_node
 from holdfast.deploy.processes import HOST, Processes, free_port, in_use, options, write_app
 from holdfast.deploy.project import Project
@@ -48,6 +49,7 @@ class RunningFederation:
         self.stops: dict[str, int] = {}
         self.rotated: set[int | None] = set()
         self.contact = ServerContact(say)
+        self.metrics: MetricsServer | None = None
 
     def __enter__(self) -> RunningFederation:
         with naming_a_full_disk(self.project.server, self._how_to_continue):
@@ -70,6 +72,7 @@ class RunningFederation:
             self._start_superlink()
             self._start_superexec()
             self._start_proxy()
+            self._serve_metrics()
             self.register()
             self._update_nodes(set())
             away = sorted(
@@ -79,12 +82,22 @@ class RunningFederation:
             if self.nodes and away:
                 self.say(f"expected to join from other machines: clients {', '.join(map(str, away))}")
         except BaseException:
-            self.processes.stop()
+            self._stop()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
         self.processes.stop()
+
+    def _serve_metrics(self) -> None:
+        if port := self.project.settings.metrics:
+            self.metrics = MetricsServer(self.project, port)
+            self.say(f"metrics are at {self.metrics.url}")
 
     def _start_superlink(self) -> None:
         server = self.project.server
@@ -144,6 +157,7 @@ class RunningFederation:
                 quota=settings.quota,
                 registered=server / "registered.json",
                 refusals=self.refusals.file,
+                traffic=server / "traffic.json",
                 round=self.project.run / "head.json",
             ),
             module=True,
