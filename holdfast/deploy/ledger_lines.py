@@ -23,6 +23,7 @@ def line_of(entry: Entry) -> str:
         "rotate": f"{who} has a new key",
         "stranger": f"rejected an unauthenticated node: {what.get('reason')}",
         "finish": "the run is finished",
+        "server-key": "the server has a new key for orders" if what.get("signature") else "",
         "leave": f"{who} has left",
         "wait": (
             f"round {entry.round}: waiting up to {what.get('seconds', 0):g} s for more clients;"

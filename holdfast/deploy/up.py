@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from typing import Any
 
 from holdfast.core.errors import RunError, in_print
-from holdfast.core.files import write_json
 from holdfast.core.reading import read_json
 from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.enrolment import Enrolment
@@ -27,6 +25,7 @@ from holdfast.deploy.node_processes import Say, client_of, start_again, start_no
 from holdfast.deploy.processes import HOST, Processes, free_port, in_use, options, write_app
 from holdfast.deploy.project import Project
 from holdfast.deploy.refusals import ProxyStrikes
+from holdfast.deploy.registered import RegisteredKeys
 from holdfast.storage.store import Store
 
 _LINK = "link"
@@ -44,6 +43,7 @@ class RunningFederation:
         self.processes = Processes(project.server / "flower", project.logs, _LINK)
         self.reported = len(self.ledger.entries)
         self.outdated = False  # whether the SuperLink lacks the latest keys and bans
+        self.keys = RegisteredKeys(project.server, self._register, self._unregister)
         self.refusals = ProxyStrikes(project.server / "refusals.jsonl")
         self.not_before: dict[str, float] = {}
         self.stops: dict[str, int] = {}
@@ -68,7 +68,7 @@ class RunningFederation:
                 link + f"root-certificates = {json.dumps(str(server / 'ca.pem'))}\n"
             )
             if not (server / "superlink.db").exists():  # then the noted nodes belong to another database
-                (server / "registered.json").unlink(missing_ok=True)
+                self.keys.forget()
             self._start_superlink()
             self._start_superexec()
             self._start_proxy()
@@ -168,22 +168,8 @@ class RunningFederation:
         start_node(self.processes, self.project.node(client))
 
     def register(self) -> None:
-        """Register the keys of admitted clients with the SuperLink, and remove all others. Each is noted at
-        once: a stop in between may leave one node that is registered and not noted."""
-        file = self.project.server / "registered.json"
-        known = read_json(file) or {}
-        if not all(isinstance(node, str) and re.fullmatch(r"\d{0,20}", node) for node in known.values()):
-            raise RunError(f"{file} is damaged: it does not say which key is which node of the SuperLink")
-        who = Enrolment.of(self.ledger.entries)
-        admitted = {m.fingerprint: m.key for m in who.members.values() if m.client in who.admitted}
-        for fingerprint in [name for name, node in known.items() if node and name not in admitted]:
-            self._unregister(str(known[fingerprint]))
-            write_json(
-                file, known := {**known, fingerprint: ""}
-            )  # for good: the SuperLink never takes a key twice
-        for fingerprint, key in admitted.items():
-            if fingerprint not in known:
-                write_json(file, known := {**known, fingerprint: self._register(key, set(known.values()))})
+        """Bring the SuperLink's and the proxy's keys up to date with the ledger."""
+        self.keys.follow(Enrolment.of(self.ledger.entries))
 
     def _register(self, key: str, known: set[str]) -> str:
         file = self.project.server / "registering.pub"

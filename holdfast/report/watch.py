@@ -3,6 +3,7 @@ made from the federation's folder, so it also works after the end and for a fede
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import math
@@ -188,7 +189,7 @@ def _node(node: NodeState, seen: Overview) -> dict[str, Any]:
         "client": node.client,
         "state": node.state,
         "present": presence,
-        "seen": "never" if node.seen is None else f"{duration(round(node.seen))} ago",
+        "seen": _ago(node.seen),
         "rounds": f"{node.rounds}" + ("" if node.last is None else f", the last is {node.last}"),
         "marks": "".join(MARKS[kind] for kind in kinds),
         "counts": ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)) or "no round yet",
@@ -196,6 +197,14 @@ def _node(node: NodeState, seen: Overview) -> dict[str, Any]:
         "strikes": node.strikes,
         "why": in_print(node.why),
     }
+
+
+def _ago(seconds: float | None) -> str:
+    """Return when a node was seen, by the clock: a page of a federation that ended stays right."""
+    if seconds is None:
+        return "never"
+    at = datetime.datetime.fromtimestamp(time.time() - seconds, datetime.UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def _kind(client: int, one: Round) -> str:

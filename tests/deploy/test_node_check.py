@@ -48,7 +48,7 @@ def said(home: Path) -> dict[str, tuple[bool, str]]:
 
 def test_a_node_that_is_ready(home: Path) -> None:
     checks = said(home)
-    assert list(checks) == ["key", "experiment", "device", "data"] and all(
+    assert list(checks) == ["key", "server", "experiment", "device", "data"] and all(
         good for good, _ in checks.values()
     )
     assert checks["data"][1].startswith(
