@@ -85,6 +85,12 @@ def init(
     no_node_keys: Annotated[
         bool, typer.Option("--no-node-keys", help="Do not make private keys here: every node makes its own.")
     ] = False,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Write hardened units for server and nodes.")
+    ] = False,
+    container: Annotated[
+        bool, typer.Option("--container", help="Write a folder from which an image is built.")
+    ] = False,
 ) -> None:
     """Write the folder of a federation: config, certificates, node keys, and a README with the commands.
 
@@ -93,6 +99,7 @@ def init(
       holdfast federation init ward --clients 4
       holdfast federation init ward --clients 4 --no-node-keys
       holdfast federation init ward --clients 12 --host fl.example.org --experiment experiment.toml
+      holdfast federation init ward --clients 4 --host fl.example.org --systemd --container
 
 
 
@@ -103,7 +110,17 @@ def init(
 
     if experiment is not None and not experiment.exists():
         raise ConfigError(f"--experiment: there is no file {experiment}")
-    project = write(folder, clients, host or [], port, experiment, plugin or [], node_keys=not no_node_keys)
+    project = write(
+        folder,
+        clients,
+        host or [],
+        port,
+        experiment,
+        plugin or [],
+        node_keys=not no_node_keys,
+        systemd=systemd,
+        container=container,
+    )
     console = to_stdout()
     print_line(
         console, f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}"
