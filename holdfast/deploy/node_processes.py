@@ -125,9 +125,9 @@ def keep_node(folder: Path, say: Say) -> None:
     processes = Processes(folder / "flower", folder / "logs")
     with naming_a_full_disk(folder, lambda: "start the node again"):
         processes.claim(f"client {node.client} is running already: another process uses {folder}")
-    say(
-        f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}"
-    )
+    log = processes.logs / f"node{node.client}.log"
+    say(f"client {node.client} joins {node.superlink}; its log is {log}")
+    printed = _size(log)
     contact, pause, told = ServerContact(say), 5.0, _Refusal(folder / node.state, say)
     try:
         with naming_a_full_disk(folder, lambda: "start the node again"):
@@ -140,11 +140,16 @@ def keep_node(folder: Path, say: Say) -> None:
             if full := shortage(folder):
                 say(full)
             time.sleep(pause)
-            if was_refused(processes.logs / f"node{node.client}.log") and take_other_key(folder, node.client):
+            if was_refused(log, printed) and take_other_key(folder, node.client):
                 say("the server does not take the key of this node (any more): the other one is tried")
+            printed = _size(log)
             _try_to_start(processes, folder, name, say)
     finally:
         processes.stop()
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
 
 
 def _check_key(key: Path) -> None:

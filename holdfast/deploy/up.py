@@ -74,7 +74,7 @@ class RunningFederation:
             self._start_proxy()
             self._serve_metrics()
             self.register()
-            self._update_nodes(set())
+            self._start_nodes()
             away = sorted(
                 Enrolment.of(self.ledger.entries).admitted
                 - {client_of(name) for name in self.processes.started}
@@ -320,24 +320,27 @@ class RunningFederation:
         self.rotated |= {entry.client for entry in news if entry.kind == "rotate"}
         self.outdated |= any(entry.kind in ("ban", "unban", "enrol", "rotate", "leave") for entry in news)
         if self.outdated:
+            self._end_nodes()  # first: a node that can take its leave is free to come back at once
             try:
                 self.register()
                 self.outdated = False
             except RunError as error:  # the SuperLink is restarting; banned clients are sent nothing anyway
                 self.say(f"SuperLink unreachable; will retry: {error}")
                 return
-            self._update_nodes(self.rotated)
-            self.rotated = set()
+            self._start_nodes()
 
-    def _update_nodes(self, rotated: set[int | None]) -> None:
-        """Make the nodes of this machine follow the ledger: start new clients, restart those with a new key,
-        stop those that are no longer admitted."""
+    def _end_nodes(self) -> None:
+        """End the nodes of this machine that are no longer admitted or have a new key."""
         admitted = Enrolment.of(self.ledger.entries).admitted
         for name in list(self.processes.started) if self.nodes else []:
             client = client_of(name)
-            if client is not None and (client in rotated or client not in admitted):
+            if client is not None and (client in self.rotated or client not in admitted):
                 self.processes.end(name)
-        for client in sorted(admitted) if self.nodes else []:
+        self.rotated = set()
+
+    def _start_nodes(self) -> None:
+        """Start the nodes of this machine that are admitted and do not run."""
+        for client in sorted(Enrolment.of(self.ledger.entries).admitted) if self.nodes else []:
             if f"node{client}" not in self.processes.started and (self.project.node(client) / "key").exists():
                 self.start_node(client)
 

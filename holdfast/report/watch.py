@@ -26,7 +26,7 @@ from holdfast.report.numbers import amount, duration, percent
 _FRESH = 1.0  # seconds for which a look at the disk is good enough
 _TICK = 10  # seconds after which the page of a running federation is drawn again without news
 _ROUNDS = 30  # in the table
-_MARKED = 60  # rounds for which the participation of a node is drawn
+_MARKED = 48  # rounds for which the participation of a node is drawn
 MARKS = {"here": "●", "missing": "○", "refused": "✗", "away": "·"}
 
 
@@ -152,9 +152,13 @@ def _verdict(seen: Overview) -> str:
         words += f", accuracy {percent(seen.accuracy)}"
     if seen.rounds:
         words += f"; {len(seen.rounds[-1].took_part)} clients took part in the last round"
-    left = "" if seen.left is None else f" About {duration(seen.left)} left."
+    left = "" if seen.left is None else f" About {_rough(seen.left)} left."
     stopped = " `holdfast federation resume` continues it." if seen.state == "stopped" else ""
     return f"{words}.{left}{stopped}"
+
+
+def _rough(seconds: float) -> str:
+    return f"{round(seconds)} s" if seconds < 120 else duration(seconds)
 
 
 def _charts(rounds: Sequence[Round]) -> list[tuple[str, Markup]]:
@@ -204,7 +208,8 @@ def _ago(seconds: float | None) -> str:
     if seconds is None:
         return "never"
     at = datetime.datetime.fromtimestamp(time.time() - seconds, datetime.UTC)
-    return f"{at:%Y-%m-%d %H:%M:%S}"
+    today = at.date() == datetime.datetime.now(datetime.UTC).date()
+    return f"{at:%H:%M:%S}" if today else f"{at:%Y-%m-%d %H:%M}"
 
 
 def _kind(client: int, one: Round) -> str:
