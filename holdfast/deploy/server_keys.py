@@ -119,7 +119,7 @@ def _finish(ledger: Ledger) -> None:
         return
     named, public = ledger.of("server-key"), public_of(new) + " server"
     if named and str(named[-1].what["key"]) == public:
-        os.replace(new, ledger.path.with_name(SIGNING_KEY))
         write_atomically(ledger.path.with_name(PUBLIC_KEY), (public + "\n").encode())
+        os.replace(new, ledger.path.with_name(SIGNING_KEY))
     else:
         new.unlink()

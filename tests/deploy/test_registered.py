@@ -1,4 +1,4 @@
-"""Which keys the SuperLink has: those of banned clients stay, so that they can come back; others go for good."""
+"""Which keys the SuperLink has: those of banned clients stay, so that they can come back."""
 
 from __future__ import annotations
 
