@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.files import write_atomically, write_json
+from holdfast.core.files import as_json, replace_file, write_atomically, write_json
 from holdfast.core.reading import is_whole, parse_json, read_json, read_whole
 
 HEAD = 4096  # bytes of a signed head of the ledger
@@ -76,15 +76,16 @@ class ServerMemory:
                 raise ServerLostRounds(said)
         rounds = note.get("rounds")
         rounds = rounds if isinstance(rounds, dict) else {}
-        before = rounds.get(run, 0)
-        if run and is_whole(before) and committed < before:
+        before = rounds[run] if is_whole(rounds.get(run)) else 0
+        if run and committed < before:
             raise ServerLostRounds(
                 f"refused: this order follows round {committed}, and round {before} was committed already."
                 f" It is an old order, or the server lost rounds: {_REMEDY}"
             )
-        if run and committed > (before if is_whole(before) else 0):
+        if run and (run not in rounds or committed > before):
             others = [(name, last) for name, last in rounds.items() if name != run]
-            write_json(self._file, {**note, "rounds": dict([*others[-_RUNS + 1 :], (run, committed)])})
+            new = {**note, "rounds": dict([*others[-_RUNS + 1 :], (run, committed)])}
+            replace_file(self._file, as_json(new))
         if shown is not None and (kept is None or shown.entries > kept.entries):
             write_atomically(self._head, head.encode())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.core.files import as_json, replace_file
+from holdfast.core.files import as_json, remove_left_over, replace_file
 from holdfast.core.reading import is_number, is_whole, read_json
 
 _EVERY = 5.0  # seconds between two writes
@@ -70,6 +70,8 @@ class TrafficCounter:
     def __init__(self, file: Path | None = None):
         self.file, self.saved = file, time.monotonic()
         self.traffic = Traffic() if file is None else read_traffic(file)
+        if file is not None:
+            remove_left_over(file.parent)
 
     def request(self, fingerprint: str) -> None:
         """Count a request of a node."""
