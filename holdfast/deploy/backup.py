@@ -44,7 +44,7 @@ _SERVER = (  # of server/, beside the run
     "ledger.head",
     "ledger.jsonl",  # the last: it only grows
 )
-_LEFT_OUT = ("lock",)
+_LEFT_OUT = ("lock", "*.writing")  # of the run: its lock, and files that are just being written
 
 
 @dataclass(frozen=True)
@@ -158,38 +158,34 @@ def _parent(out: Path) -> Path:
 
 
 def _copy(project: Project, copy: Path) -> None:
-    copy.mkdir(mode=0o700)
-    (copy / "server").mkdir(mode=0o700)
+    """Copy all between two commits: the run's head file must be the same before and after, else the ledger
+    may have a round that the copied run has not."""
+    for _ in range(_TRIES):
+        before = _bytes(project.run / "head.json")
+        try:
+            _copy_once(project, copy)
+        except (shutil.Error, OSError):  # a file that a commit removed meanwhile
+            if _bytes(project.run / "head.json") == before:
+                raise
+        if _bytes(project.run / "head.json") == before == _bytes(copy / "server" / "run" / "head.json"):
+            return
+        shutil.rmtree(copy, ignore_errors=True)
+    raise RunError("the run commits rounds faster than it can be copied; stop the federation first")
+
+
+def _copy_once(project: Project, copy: Path) -> None:
+    for folder in (copy, copy / "server"):
+        folder.mkdir(mode=0o700)
     for file in (project.path / "federation.toml", project.experiment, *project.plugins):
         shutil.copy2(file, copy / file.relative_to(project.path))
     for name in ("README.md", ".gitignore"):
         if (project.path / name).exists():
             shutil.copy2(project.path / name, copy / name)
     if project.run.exists():
-        _copy_run(project.run, copy / "server" / "run")
+        shutil.copytree(project.run, copy / "server" / "run", ignore=shutil.ignore_patterns(*_LEFT_OUT))
     for name in _SERVER:
         if (project.server / name).exists():
             shutil.copy2(project.server / name, copy / "server" / name)
-
-
-def _copy_run(run: Path, copy: Path) -> None:
-    """Copy a run between two commits: its head file must be the same before and after."""
-    for _ in range(_TRIES):
-        before = _bytes(run / "head.json")
-        try:
-            shutil.copytree(run, copy, ignore=lambda folder, names: [n for n in names if _is_temporary(n)])
-        except (shutil.Error, OSError):  # a file that a commit removed meanwhile
-            if _bytes(run / "head.json") == before:
-                raise
-        else:
-            if _bytes(run / "head.json") == before == _bytes(copy / "head.json"):
-                return
-        shutil.rmtree(copy, ignore_errors=True)
-    raise RunError("the run commits rounds faster than it can be copied; stop the federation first")
-
-
-def _is_temporary(name: str) -> bool:
-    return name in _LEFT_OUT or name.endswith(".writing")
 
 
 def _bytes(file: Path) -> bytes | None:

@@ -168,7 +168,10 @@ def _certificate(project: Project) -> Check:
 
 
 def _secrets(project: Project) -> Check:
-    secret = [project.server / name for name in ("ca.key", "server.key", "superexec.secret", "orders.key")]
+    secret = [
+        project.server / name
+        for name in ("ca.key", "server.key", "superexec.secret", "orders.key", "watch.secret")
+    ]
     secret += [file for file in (project.path / "nodes").glob("*/key")]
     open_ones = [
         str(file.relative_to(project.path))

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.deploy.overview import Overlook, Overview
 from holdfast.deploy.processes import HOST
 from holdfast.deploy.project import Project
@@ -160,7 +160,10 @@ def _handler(metrics: MetricsServer) -> type[BaseHTTPRequestHandler]:
             elif self.path != "/metrics":
                 self._answer(HTTPStatus.NOT_FOUND, "only /metrics\n")
             else:
-                self._answer(HTTPStatus.OK, metrics.text())
+                try:
+                    self._answer(HTTPStatus.OK, metrics.text())
+                except HoldfastError as error:
+                    self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
 
         def _answer(self, status: HTTPStatus, text: str) -> None:
             content = text.encode()
