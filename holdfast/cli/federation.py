@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,17 +34,31 @@ Timeout = Annotated[
         "--timeout", min=0, help="Seconds until it stops; `resume` continues it.", show_default=False
     ),
 ]
+Metrics = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Port of Prometheus metrics on 127.0.0.1; 0: none. Default: `metrics` in federation.toml.",
+        show_default=False,
+    ),
+]
 ServerOnly = Annotated[
     bool, typer.Option("--server-only", help="Start no nodes here: they are on other machines.")
 ]
 
 
-def opened(folder: Path) -> Project:
-    """Open a federation's folder."""
+def opened(folder: Path, metrics: int | None = None) -> Project:
+    """Open a federation's folder. A port for metrics that is given counts for this command only."""
     need_flower()
     from holdfast.deploy.project import open_project
 
-    return open_project(folder)
+    project = open_project(folder)
+    if metrics is None:
+        return project
+    return replace(project, settings=project.settings.model_copy(update={"metrics": metrics}))
 
 
 def need_flower() -> None:
@@ -70,6 +85,12 @@ def init(
     no_node_keys: Annotated[
         bool, typer.Option("--no-node-keys", help="Do not make private keys here: every node makes its own.")
     ] = False,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Write hardened units for server and nodes.")
+    ] = False,
+    container: Annotated[
+        bool, typer.Option("--container", help="Write a folder from which an image is built.")
+    ] = False,
 ) -> None:
     """Write the folder of a federation: config, certificates, node keys, and a README with the commands.
 
@@ -78,6 +99,7 @@ def init(
       holdfast federation init ward --clients 4
       holdfast federation init ward --clients 4 --no-node-keys
       holdfast federation init ward --clients 12 --host fl.example.org --experiment experiment.toml
+      holdfast federation init ward --clients 4 --host fl.example.org --systemd --container
 
 
 
@@ -88,7 +110,17 @@ def init(
 
     if experiment is not None and not experiment.exists():
         raise ConfigError(f"--experiment: there is no file {experiment}")
-    project = write(folder, clients, host or [], port, experiment, plugin or [], node_keys=not no_node_keys)
+    project = write(
+        folder,
+        clients,
+        host or [],
+        port,
+        experiment,
+        plugin or [],
+        node_keys=not no_node_keys,
+        systemd=systemd,
+        container=container,
+    )
     console = to_stdout()
     print_line(
         console, f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}"
@@ -102,7 +134,11 @@ def init(
 
 @federation.command()
 def up(
-    folder: Folder, server_only: ServerOnly = False, timeout: Timeout = None, as_json: AsJson = False
+    folder: Folder,
+    server_only: ServerOnly = False,
+    timeout: Timeout = None,
+    metrics: Metrics = None,
+    as_json: AsJson = False,
 ) -> int:
     """Start all processes on this machine, run the experiment, stop all processes. After a stop, the same
     command continues.
@@ -111,18 +147,23 @@ def up(
     Examples:
       holdfast federation up ward
       holdfast federation up ward --server-only
+      holdfast federation up ward --metrics 9464
 
 
 
 
 
     """
-    return _run(opened(folder), server_only, timeout, as_json)
+    return _run(opened(folder, metrics), server_only, timeout, as_json)
 
 
 @federation.command()
 def resume(
-    folder: Folder, server_only: ServerOnly = False, timeout: Timeout = None, as_json: AsJson = False
+    folder: Folder,
+    server_only: ServerOnly = False,
+    timeout: Timeout = None,
+    metrics: Metrics = None,
+    as_json: AsJson = False,
 ) -> int:
     """Continue after any stop, from the last committed round.
 
@@ -134,7 +175,7 @@ def resume(
 
 
     """
-    project = opened(folder)
+    project = opened(folder, metrics)
     if not (project.run / "head.json").exists():
         raise ConfigError(
             f"{folder} has no run to continue yet; `holdfast federation up {folder}` starts one"

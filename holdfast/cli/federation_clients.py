@@ -36,7 +36,7 @@ def ban(folder: Folder, client: Client, reason: Reason = "by the operator") -> N
 
 @federation.command()
 def unban(folder: Folder, client: Client, reason: Reason = "by the operator") -> None:
-    """Remove the ban of a client. It needs a new key (`enrol`), because a SuperLink accepts no key twice.
+    """Remove the ban of a client: it is asked again from the next exchange on, with the key that it has.
 
     \b
     Example:
@@ -64,11 +64,12 @@ def _decide(project: Project, client: int, kind: str, reason: str) -> None:
         )
     ledger.append(kind, client, reason=reason, by="operator")
     ledger.sign()
-    done = (
-        "banned"
-        if kind == "ban"
-        else f"no longer banned; give it a new key: `holdfast federation enrol {project.path} {client}`"
-    )
+    from holdfast.deploy.registered import gone_for_good
+
+    done = "banned" if kind == "ban" else "no longer banned"
+    if kind == "unban" and gone_for_good(project.server, who.members[client].fingerprint):
+        # Earlier versions removed a banned key from the SuperLink, which takes no key twice.
+        done += f"; give it a new key: `holdfast federation enrol {project.path} {client}`"
     print_line(to_stdout(), f"client {client} is {done}; ledger head {ledger.head}")
 
 
@@ -84,12 +85,18 @@ def key(
         int,
         typer.Option("--client", min=0, help="Number of the client that this node is.", show_default=False),
     ],
+    new: Annotated[
+        bool,
+        typer.Option("--new", help="Make a second key, which the node takes once it is enrolled."),
+    ] = False,
 ) -> None:
-    """Make the key of a node on the node itself, and print the public half for the server.
+    """Make the key of a node on the node itself, and print the public half for the server. With --new,
+    replace the key of a node that may be running.
 
     \b
-    Example:
+    Examples:
       holdfast federation key nodes/3 --client 3
+      holdfast federation key nodes/3 --client 3 --new
 
 
 
@@ -99,6 +106,9 @@ def key(
     need_flower()
     from holdfast.deploy.keys import make_node_key, write_node_public
 
+    if new:
+        _renew(folder, client)
+        return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = (
         write_node_public
@@ -117,6 +127,17 @@ def key(
         err,
         f"then bring the server's folder nodes/{client} into {folder}; `holdfast federation check-node"
         f" {folder}` checks it",
+    )
+
+
+def _renew(folder: Path, client: int) -> None:
+    from holdfast.deploy.pending_key import make_pending_key
+
+    print_line(to_stdout(), make_pending_key(folder, client))
+    print_line(
+        to_stderr(),
+        f"give {folder / 'key.new.pub'} to the server's operator: `holdfast federation enrol DIR {client}"
+        " --key FILE.pub`; the node uses its old key until then, and takes the new one by itself",
     )
 
 

@@ -11,7 +11,7 @@ machine: `deadline` bounds what it costs."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.deploy.ledger import Entry
@@ -78,3 +78,14 @@ class Deadlines:
     def _forget(self, client: int) -> None:
         for table in (self.misses, self.pauses, self.until):
             table.pop(client, None)
+
+
+def paused(entries: Sequence[Entry]) -> dict[int, int]:
+    """Return the paused clients, each with the round in which it is asked again."""
+    times = Deadlines(0.0)
+    times.remember(entries)
+    begun = max((entry.number for entry in entries if entry.kind == "start"), default=-1)
+    done = max(
+        (entry.round or 0 for entry in entries if entry.kind == "round" and entry.number > begun), default=0
+    )
+    return {client: until for client, until in times.until.items() if until > done + 1}

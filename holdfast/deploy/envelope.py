@@ -28,12 +28,14 @@ from holdfast.core.errors import RunError
 from holdfast.core.files import lock, unlock, write_atomically, write_json
 from holdfast.core.reading import is_whole, parse_json, read_json, read_whole
 from holdfast.deploy import keys
+from holdfast.deploy.server_keys import Link, parse_links, successor
+from holdfast.deploy.server_memory import HEAD, ServerMemory
 
 ENVELOPE = "post"
 """The record of a message that holds its envelope; all others are its payload."""
 _ORDER, _REPLY = "holdfast order 1", "holdfast reply 1"
 _CLOCKS = 30.0  # seconds by which the clocks of two machines may differ
-_HEAD = 4096  # bytes of a signed head of the ledger
+_PUBLIC = 4096  # bytes of a public key
 _SIGNATURE = 512  # characters
 
 
@@ -108,6 +110,8 @@ class NodeSigner:
     server: str
     key: ec.EllipticCurvePrivateKey
     state: Path
+    server_file: Path | None = None
+    """Where the server's key is kept: a new one that the old one has signed replaces it."""
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> NodeSigner | None:
@@ -123,9 +127,10 @@ class NodeSigner:
         key = keys.load_private(Path(str(settings["key"])))
         return NodeSigner(
             int(settings["client-id"]),
-            read_whole(server, _HEAD).decode(),
+            read_whole(server, _PUBLIC).decode(),
             key,
             Path(str(settings["state-dir"])),
+            server,
         )
 
     def check(self, content: RecordDict) -> None:
@@ -138,14 +143,23 @@ class NodeSigner:
         )
         if not (isinstance(nonce, str) and type(expires) is float and isinstance(head, str)):
             raise Unsigned("rejected an order without a complete envelope")
-        if not keys.verify(
-            self.server, _ORDER, _order(content, self.client, nonce, expires, head), _bytes(signature)
-        ):
-            raise Unsigned("rejected an order that the server did not sign for this client")
+        self._verify(_order(content, self.client, nonce, expires, head), _bytes(signature), head)
         if expires + _CLOCKS < time.time():
             raise Unsigned("rejected an order that has expired; check the clock of this machine")
         self._once(nonce, expires)
-        self._keep_head(head)
+        ServerMemory(self.state).check(head, *_run_and_round(content))
+
+    def _verify(self, order: bytes, signature: bytes, head: str) -> None:
+        """Raise Unsigned unless the server has signed this, with the key that is known here or with one that
+        this key leads to. That one is kept from then on."""
+        if keys.verify(self.server, _ORDER, order, signature):
+            return
+        new = successor(self.server, _links(head))
+        if new == self.server or not keys.verify(new, _ORDER, order, signature):
+            raise Unsigned("rejected an order that the server did not sign for this client")
+        if self.server_file is not None:
+            write_atomically(self.server_file, (new + "\n").encode())
+            print("the server has a new key, signed with the one before; it is kept", file=sys.stderr)
 
     def sign(self, content: RecordDict, subject: Subject) -> None:
         """Sign a reply, which repeats the order's nonce already."""
@@ -173,26 +187,21 @@ class NodeSigner:
         finally:
             unlock(held)
 
-    def _keep_head(self, head: str) -> None:
-        """Keep the head of the longest ledger that the server has shown, so that a shorter one is noticed,
-        here and by `verify --head`."""
-        file, shown = self.state / "ledger.head", _entries(head)
-        kept = _entries(read_whole(file, _HEAD).decode(errors="replace")) if file.exists() else 0
-        if shown and shown >= kept:
-            write_atomically(file, head.encode())
-        elif shown:
-            print(
-                f"the server's ledger has {shown} entries and had {kept}: lines were removed; {file}"
-                " proves it",
-                file=sys.stderr,
-            )
+
+def _run_and_round(content: RecordDict) -> tuple[str, int]:
+    """Return the run of an order and the round that is committed before it."""
+    record = content.get("header")
+    header = dict(record) if isinstance(record, ConfigRecord) else {}
+    run, committed = header.get("run"), header.get("committed")
+    if not isinstance(run, str) or not isinstance(committed, int) or not is_whole(committed):
+        return "", 0
+    return run, committed
 
 
-def _entries(head: str) -> int:
-    """Return the length of the ledger by a signed head; 0 if it cannot be read."""
+def _links(head: str) -> list[Link]:
+    """Return the changes of the server's key that a signed head carries; none if it cannot be read."""
     try:
-        content = parse_json(head) if len(head) <= _HEAD else None
+        content = parse_json(head) if len(head) <= HEAD else None
+        return parse_links(content.get("keys", [])) if isinstance(content, dict) else []
     except ValueError:
-        content = None
-    entries = content.get("entries") if isinstance(content, dict) else None
-    return entries if is_whole(entries) and isinstance(entries, int) else 0
+        return []

@@ -6,13 +6,13 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.deploy.check import Check
-from holdfast.deploy.deadlines import Deadlines
+from holdfast.deploy.deadlines import paused
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of
 from holdfast.deploy.keys import expires, hosts_of, public_of
 from holdfast.deploy.ledger import Entry
@@ -49,17 +49,6 @@ def federation_status(project: Project) -> dict[str, Any]:
 def examined(project: Project) -> LedgerCheck:
     """Return the ledger together with everything that it is compared with."""
     return LedgerCheck(project.ledger_file, project.run)
-
-
-def paused(entries: Sequence[Entry]) -> dict[int, int]:
-    """Return the paused clients, each with the round in which it is asked again."""
-    times = Deadlines(0.0)
-    times.remember(entries)
-    begun = max((entry.number for entry in entries if entry.kind == "start"), default=-1)
-    done = max(
-        (entry.round or 0 for entry in entries if entry.kind == "round" and entry.number > begun), default=0
-    )
-    return {client: until for client, until in times.until.items() if until > done + 1}
 
 
 def clients(project: Project) -> list[dict[str, Any]]:
@@ -179,7 +168,10 @@ def _certificate(project: Project) -> Check:
 
 
 def _secrets(project: Project) -> Check:
-    secret = [project.server / name for name in ("ca.key", "server.key", "superexec.secret", "orders.key")]
+    secret = [
+        project.server / name
+        for name in ("ca.key", "server.key", "superexec.secret", "orders.key", "watch.secret")
+    ]
     secret += [file for file in (project.path / "nodes").glob("*/key")]
     open_ones = [
         str(file.relative_to(project.path))

@@ -8,6 +8,7 @@ import datetime
 import ipaddress
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,12 @@ def make_authority(folder: Path, name: str, days: int = 3650) -> None:
     (folder / "ca.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
 
 
-def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = 825) -> None:
+def make_server_certificate(
+    folder: Path, hosts: Sequence[str], days: int = 825, into: Path | None = None
+) -> None:
     """Write server.key and server.pem for these names and addresses, signed by the authority in this folder.
     127.0.0.1 and localhost are always among them: the proxy and SuperExec reach the SuperLink there."""
+    into = into or folder
     authority, signer = (
         _read_certificate(folder / "ca.pem"),
         _read_key(folder / "ca.key", load_pem_private_key),
@@ -93,16 +97,30 @@ def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = 825)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(signer, hashes.SHA256())
     )
-    write_secret(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    (folder / "server.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    write_secret(into / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (into / "server.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def renew_server_certificate(folder: Path) -> None:
+    """Replace server.key and server.pem by new ones for the same names. Nodes go by the authority, so they
+    need nothing."""
+    with tempfile.TemporaryDirectory(prefix=".renewing-", dir=folder) as new:
+        make_server_certificate(folder, hosts_of(folder / "server.pem"), into=Path(new))
+        for name in ("server.key", "server.pem"):
+            os.replace(Path(new) / name, folder / name)
 
 
 def make_node_key(folder: Path, comment: str) -> str:
     """Write key and key.pub into the node's folder; return the public half, which is all that the server
     needs."""
-    key = ec.generate_private_key(_CURVE)
-    write_secret(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    make_key(folder / "key")
     return write_node_public(folder, comment)
+
+
+def make_key(path: Path) -> None:
+    """Write a new private key of a node or of the server's signatures."""
+    key = ec.generate_private_key(_CURVE)
+    write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
 
 
 def write_node_public(folder: Path, comment: str) -> str:
@@ -129,8 +147,7 @@ def make_server_key(folder: Path) -> str:
     the ledger with them. An existing key is kept. Return the public half, which nodes need."""
     private = folder / "orders.key"
     if not private.exists():
-        key = ec.generate_private_key(_CURVE)
-        write_secret(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        make_key(private)
     public = public_of(private) + " server"
     write_atomically(folder / "orders.pub", (public + "\n").encode())
     return public

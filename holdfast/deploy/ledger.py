@@ -23,6 +23,7 @@ from typing import Any
 from holdfast.core.errors import RunError
 from holdfast.core.files import clean, plain_disk_errors, sync, write_atomically
 from holdfast.core.reading import is_number, is_whole, parse_json
+from holdfast.deploy.server_keys import links_of
 from holdfast.deploy.signed_head import SIGNED_HEAD, SIGNING_KEY, SignedHead, read_signed_head
 
 _START = "0" * 64
@@ -146,7 +147,7 @@ class Ledger:
                 raise RunError(
                     f"{self.path} does not hold what {SIGNED_HEAD} says: signed lines were removed or changed"
                 )
-            signed = SignedHead.make(load_private(key), len(self.entries), self.head)
+            signed = SignedHead.make(load_private(key), len(self.entries), self.head, links_of(self.entries))
             write_atomically(self.path.with_name(SIGNED_HEAD), signed.to_bytes())
             self._signed = self.head
 
@@ -208,6 +209,8 @@ def _check(entry: Entry) -> None:
         raise ValueError("of another type")
     if entry.kind in ("enrol", "rotate", "server-key") and not isinstance(entry.what.get("key"), str):
         raise ValueError("no key")
+    if entry.kind == "server-key" and not isinstance(entry.what.get("signature", ""), str):
+        raise ValueError("no signature")
     if any(not isinstance(entry.what.get(name, []), list) for name in ("took_part", "ids", "lost")):
         raise ValueError("no list of clients")
     if entry.kind == "pause" and not all(

@@ -17,6 +17,7 @@ from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.core.reading import is_whole, read_whole
 from holdfast.deploy.check import Check
 from holdfast.deploy.ledger import Entry, Ledger
+from holdfast.deploy.server_keys import NEXT_KEY
 from holdfast.deploy.signed_head import PUBLIC_KEY, SIGNED_HEAD, read_signed_head
 from holdfast.storage.store import Store
 
@@ -90,6 +91,13 @@ class LedgerCheck:
         file."""
         named = self.ledger.of("server-key") if self.ledger is not None else []
         return str(named[-1].what["key"]) if named else _read_text(self.path.with_name(PUBLIC_KEY))
+
+    def key_at(self, entries: int) -> str | None:
+        """Return the key that signed heads when the ledger had so many entries: of a longer ledger than this
+        one, the newest key."""
+        named = self.ledger.of("server-key") if self.ledger is not None else []
+        before = [entry for entry in named if entry.number < entries]
+        return str((before or named[:1])[-1].what["key"]) if named else self.public
 
     def names(self, public: str) -> bool:
         """Return whether this is the key that signs the heads; the comment of a key does not matter."""
@@ -212,11 +220,12 @@ class LedgerCheck:
                 raise RunError(f"{file} is missing: the last signed head is not known")
             return "nothing is signed yet: the next `holdfast federation up` makes the key and signs"
         ours = _read_text(self.path.with_name(PUBLIC_KEY))
-        if public is None or (ours is not None and not self.names(ours)):
+        replaced = self.path.with_name(NEXT_KEY).exists()  # the next command finishes that
+        if public is None or (ours is not None and not self.names(ours) and not replaced):
             raise RunError(
                 f"{self.path.with_name(PUBLIC_KEY)} is missing or not the key that the ledger names"
             )
-        if not signed.is_signed_by(public):
+        if not signed.is_signed_by(self.key_at(signed.entries) or public):
             raise RunError(f"{file}: the signature is not valid")
         if not ledger.had(signed.entries, signed.head):
             raise RunError(_gone(ledger, signed.entries, file))
@@ -239,7 +248,8 @@ class LedgerCheck:
             raise ConfigError(
                 f"--head: {given} is neither a head ({_FEWEST} to 64 hexadecimal digits) nor a file"
             )
-        if self.public is None or not head.is_signed_by(self.public):
+        public = self.key_at(head.entries)
+        if public is None or not head.is_signed_by(public):
             raise RunError(f"{given}: it is not signed by the key that this ledger names")
         if not ledger.had(head.entries, head.head):
             raise RunError(_gone(ledger, head.entries, Path(given)) + self._known_loss(ledger, head.head))

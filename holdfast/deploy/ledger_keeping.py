@@ -13,12 +13,14 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.deploy.keys import make_server_key, public_of
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.ledger_check import LedgerCheck
+from holdfast.deploy.server_keys import finish_replacement
 from holdfast.deploy.signed_head import SIGNING_KEY
 
 
 def ready_ledger(path: Path, run: Path) -> Ledger:
     """Check and sign the ledger before anything is started or decided: one that is not the newest is refused.
     An older federation without a key gets one, once its ledger is checked."""
+    finish_replacement(path)
     found = LedgerCheck(path, run)
     ledger = found.require()
     if not ledger.of("server-key"):

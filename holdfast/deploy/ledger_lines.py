@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from holdfast.deploy.ledger import Entry
+
+_ERROR = re.compile(r"^error \d+: <class '[\w.]+'>:<.")
 
 
 def line_of(entry: Entry) -> str:
     """Return the line that `up` prints for an entry; an empty one for entries that need none."""
     who, what = f"client {entry.client}", entry.what
+    where = "" if entry.round is None else f" in round {entry.round}"
     if entry.kind == "round":
         accuracy = what.get("accuracy")
         measured = f", accuracy {accuracy:.3f}" if accuracy is not None else ""
@@ -16,13 +21,14 @@ def line_of(entry: Entry) -> str:
     return {
         "start": "the run starts",
         "resume": f"the run continues after round {entry.round}",
-        "ban": f"{who} is banned in round {entry.round}: {what.get('reason')}",
+        "ban": f"{who} is banned{where}: {what.get('reason')}",
         "unban": f"{who} is no longer banned: {what.get('reason')}",
         "strike": f"{who}, round {entry.round}: {what.get('reason')}",
         "enrol": f"{who} is enrolled",
         "rotate": f"{who} has a new key",
         "stranger": f"rejected an unauthenticated node: {what.get('reason')}",
         "finish": "the run is finished",
+        "server-key": "the server has a new key for orders" if what.get("signature") else "",
         "leave": f"{who} has left",
         "wait": (
             f"round {entry.round}: waiting up to {what.get('seconds', 0):g} s for more clients;"
@@ -38,7 +44,9 @@ def line_of(entry: Entry) -> str:
 
 
 def _each(clients: dict[str, str]) -> str:
-    """Clients and reasons. Flower explains an error after a dash, at length: the log has it."""
+    """Clients and reasons. Flower names the class of an error before it, and explains it after a dash, at
+    length: the log has both."""
     return "; ".join(
-        f"client {client} ({reason.partition(' — ')[0][:120]})" for client, reason in clients.items()
+        f"client {client} ({_ERROR.sub('', reason).partition(' — ')[0][:120]})"
+        for client, reason in clients.items()
     )

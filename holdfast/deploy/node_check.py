@@ -14,6 +14,9 @@ from holdfast.deploy.node import declared_in, expected, federated, own_data
 from holdfast.deploy.node_worker import NodeHome, guard_of
 from holdfast.deploy.privacy import Account
 from holdfast.deploy.project import open_node
+from holdfast.deploy.server_keys import successor
+from holdfast.deploy.server_memory import ServerMemory
+from holdfast.deploy.signed_head import read_signed_head
 from holdfast.experiment.loop import Experiment
 from holdfast.privacy.settings import PrivacySettings
 
@@ -23,6 +26,7 @@ def examine_node(home: Path) -> Iterator[Check]:
     try:
         settings = open_node(home)
         yield _key(home, settings.client)
+        yield _server(home, settings.state)
         own = NodeHome(home, settings)
         own.load_plugins()
         config = federated(home / settings.experiment)
@@ -39,6 +43,39 @@ def examine_node(home: Path) -> Iterator[Check]:
             yield _privacy(own, privacy, experiment)
     except (HoldfastError, OSError, ValueError) as error:
         yield Check("node", False, " ".join(str(error).split()))
+
+
+def examine_head(file: Path, home: Path) -> Iterator[Check]:
+    """Compare a published ledger head with what this node knows of its server: the key, and the head that it
+    was shown itself."""
+    try:
+        settings, head = open_node(home), read_signed_head(file)
+        if head is None:
+            yield Check("head", False, f"there is no file {file}")
+            return
+        known = (home / "server.pub").read_text(errors="replace")
+        good = head.is_signed_by(successor(known, head.keys))
+        said = f"{head.entries} entries, signed {head.at} with the key of this node's server"
+        yield Check("signature", good, said if good else f"{file}: not signed by this node's server")
+        kept = ServerMemory(home / settings.state).kept()
+        if kept is None:
+            yield Check("seen here", True, "this node has not been shown a ledger yet")
+        elif kept.entries == head.entries:
+            said = "the same" if kept.head == head.head else "another: the server shows different ledgers"
+            yield Check("seen here", kept.head == head.head, f"after {kept.entries} entries it was {said}")
+        else:
+            said = f"this node was shown {kept.entries} entries; `verify --head` on the server compares them"
+            yield Check("seen here", True, said)
+    except (HoldfastError, OSError, ValueError) as error:
+        yield Check("head", False, " ".join(str(error).split()))
+
+
+def _server(home: Path, state: str) -> Check:
+    memory = ServerMemory(home / state)
+    if refused := memory.refused():
+        return Check("server", False, refused)
+    kept = memory.kept()
+    return Check("server", True, "not seen yet" if kept is None else f"has shown {kept.entries} entries")
 
 
 def _key(home: Path, client: int) -> Check:

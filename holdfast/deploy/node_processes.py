@@ -17,8 +17,10 @@ from holdfast.core.errors import ConfigError
 from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.heartbeat import ServerContact
 from holdfast.deploy.keys import make_authority, make_secret, make_server_certificate
+from holdfast.deploy.pending_key import take_other_key, was_refused
 from holdfast.deploy.processes import HOST, Processes, free_port, options
 from holdfast.deploy.project import open_node
+from holdfast.deploy.server_memory import ServerMemory
 from holdfast.deploy.sockets import socket_of
 
 Say = Callable[[str], None]
@@ -123,24 +125,31 @@ def keep_node(folder: Path, say: Say) -> None:
     processes = Processes(folder / "flower", folder / "logs")
     with naming_a_full_disk(folder, lambda: "start the node again"):
         processes.claim(f"client {node.client} is running already: another process uses {folder}")
-    say(
-        f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}"
-    )
-    contact, pause = ServerContact(say), 5.0
+    log = processes.logs / f"node{node.client}.log"
+    say(f"client {node.client} joins {node.superlink}; its log is {log}")
+    printed = _size(log)
+    contact, pause, told = ServerContact(say), 5.0, _Refusal(folder / node.state, say)
     try:
         with naming_a_full_disk(folder, lambda: "start the node again"):
             start_node(processes, folder)
         while True:
             began = time.monotonic()
-            name = _first_to_stop(processes, contact)
+            name = _first_to_stop(processes, contact, told)
             pause = 5.0 if time.monotonic() - began > 120 else min(2 * pause, 60.0)
             say(f"{name} {processes.how_it_ended(name)}; it is restarted in {pause:g} s")
             if full := shortage(folder):
                 say(full)
             time.sleep(pause)
+            if was_refused(log, printed) and take_other_key(folder, node.client):
+                say("the server does not take the key of this node (any more): the other one is tried")
+            printed = _size(log)
             _try_to_start(processes, folder, name, say)
     finally:
         processes.stop()
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
 
 
 def _check_key(key: Path) -> None:
@@ -159,10 +168,24 @@ def _try_to_start(processes: Processes, folder: Path, name: str, say: Say) -> No
         say(f"{name} could not be started: {error}")
 
 
-def _first_to_stop(processes: Processes, contact: ServerContact) -> str:
+class _Refusal:
+    """Reports once that this node refuses its server."""
+
+    def __init__(self, state: Path, say: Say):
+        self.memory, self.say, self.told = ServerMemory(state), say, ""
+
+    def report(self) -> None:
+        why = self.memory.refused()
+        if why and why != self.told:
+            self.say(why)
+        self.told = why
+
+
+def _first_to_stop(processes: Processes, contact: ServerContact, refusal: _Refusal) -> str:
     while True:
         processes.end_frozen()
         contact.report(processes.running())
+        refusal.report()
         for name, process in processes.started.items():
             if process.poll() is not None:
                 return name

@@ -3,6 +3,7 @@
     federation.toml      how the federation is run (FederationSettings)
     experiment.toml      what is trained; server and nodes have the same copy
     README.md            the operator's commands
+    systemd/, container/ units, and a folder from which an image is built, where they were asked for
     server/              stays on the server: authority, certificate, secret, orders.key, ledger.jsonl,
                          ledger.head, superlink.db, logs/,
                          run/ (the run directory)
@@ -40,6 +41,7 @@ from holdfast.deploy.keys import (
 )
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.ledger_keeping import ready_ledger
+from holdfast.deploy.services import has_units, write_container, write_node_unit, write_server_unit
 from holdfast.experiment.config import Config, Section
 from holdfast.privacy.settings import PrivacySettings
 
@@ -71,6 +73,7 @@ class FederationSettings(Section):
         1000, "objects that one reply may consist of; a model travels in pieces of 5 MB", ge=100
     )
     quota: int = setting(2_000_000_000, "bytes of replies that a node may send in a round", gt=0)
+    metrics: int = setting(0, "port of Prometheus metrics on 127.0.0.1; 0: none", ge=0, le=65535)
     plugins: tuple[str, ...] = setting((), "Python files in this folder whose parts the experiment names")
 
     @field_validator("address")
@@ -220,6 +223,8 @@ def init(
     experiment: Path | None = None,
     plugins: Sequence[Path] = (),
     node_keys: bool = True,
+    systemd: bool = False,
+    container: bool = False,
 ) -> Project:
     """Write a whole federation; existing files are not overwritten. Plug-ins are copied: server and nodes
     have their own. Without `node_keys` no client is enrolled yet: every node makes its key itself."""
@@ -270,6 +275,10 @@ def init(
     make_secret(path / "server" / "superexec.secret")
     project = Project(path, settings)
     project.ready_ledger()
+    if systemd:
+        write_server_unit(path, settings.name)
+    if container:
+        write_container(path, settings.name, settings.port)
     for client in range(clients) if node_keys else ():
         enrol(project, client)
     readme = (
@@ -317,6 +326,8 @@ def enrol(project: Project, client: int, public: str | None = None) -> None:
     )
     if not (folder / "node.toml").exists():
         write_atomically(folder / "node.toml", to_toml(node.model_dump()).encode())
+    if has_units(project.path):
+        write_node_unit(folder, project.settings.name, client)
     ledger.append("rotate" if client in who.members else "enrol", client, key=public)
     ledger.sign()
 

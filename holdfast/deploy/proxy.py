@@ -32,6 +32,7 @@ from holdfast.deploy.proxy_keys import Keys, Node
 from holdfast.deploy.proxy_limits import Limits, RefusalCounter
 from holdfast.deploy.proxy_server import Server
 from holdfast.deploy.refusals import Refusals
+from holdfast.deploy.traffic import TrafficCounter
 
 _SMALL = 128_000  # bytes of a body that needs no slot; a heartbeat has a hundred
 _SLOTS = 16  # large bodies that are in memory at a time, of at most fleet_rules.LARGEST_OBJECT bytes
@@ -118,11 +119,13 @@ class Proxy:
         quota: Quota | None = None,
         refusals: Refusals | None = None,
         counter: RefusalCounter | None = None,
+        traffic: TrafficCounter | None = None,
     ):
         self.upstream, self.keys, self.rules = upstream, keys, rules
         rules.numbers = lambda: keys.numbers.values()
         self.quota, self.refusals = quota or Quota(sys.maxsize, None), refusals or Refusals(None, None)
         self.counter, self.slots = counter or RefusalCounter(), BodySlots()
+        self.traffic = traffic or TrafficCounter()
         # Its connections are as many as there are requests of nodes, which are bounded where they come in.
         self.client = httpx.AsyncClient(
             verify=context, timeout=_UPSTREAM, limits=httpx.Limits(max_connections=None), trust_env=False
@@ -138,12 +141,16 @@ class Proxy:
         node = self.keys.authenticate(headers)
         if node is None:
             self.counter.add("requests without a registered key")
+            self.traffic.unauthenticated()
+            self.traffic.save()
             await _reject(send, path)
             return
         scope.get("extensions", {}).get("node", lambda _: None)(node.fingerprint)
+        self.traffic.request(node.fingerprint)
         try:
             await self._serve(scope, path, headers, node, receive, send)
         except Refused as no:
+            self.traffic.refused(no.kind)
             if no.kind != "busy":
                 self.refusals.record(node.fingerprint, no.kind, no.words, path, strike=no.offence)
             await _answer(send, no.status, no.words.encode())
@@ -154,6 +161,8 @@ class Proxy:
             raise
         except httpx.HTTPError:
             await _answer(send, 502, b"the SuperLink does not answer")
+        finally:
+            self.traffic.save()
 
     async def _serve(
         self,
@@ -171,6 +180,7 @@ class Proxy:
         allowed = not pushes or self.quota.allows(node.fingerprint, size)
         async with self.slots.one(node, size if allowed else 0):
             body = await _body(receive, size, keep=allowed)
+            self.traffic.up(node.fingerprint, size)
             if not allowed:  # possible for an honest node, when rounds are repeated or the quota is small
                 raise Refused("has sent all that federation.quota allows in a round", "quota", 413)
             request = self.rules.check(path, body, node)
@@ -189,6 +199,7 @@ class Proxy:
             ]
             if path in (PULL, ANNOUNCE):
                 content = b"".join([piece async for piece in reply.aiter_raw()])
+                self.traffic.down(node.fingerprint, len(content))
                 if reply.is_success or (
                     path == ANNOUNCE and reply.status_code not in _AWAY
                 ):  # a refusal costs the database as much
@@ -199,6 +210,7 @@ class Proxy:
             else:
                 await send({"type": "http.response.start", "status": reply.status_code, "headers": said})
                 async for piece in reply.aiter_raw():
+                    self.traffic.down(node.fingerprint, len(piece))
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
             return reply.is_success
@@ -278,6 +290,7 @@ def main() -> None:
         "--registered", type=Path, required=True, help="the registered keys, as `up` writes them"
     )
     parser.add_argument("--refusals", type=Path, help="file for the offences of nodes")
+    parser.add_argument("--traffic", type=Path, help="file for when nodes were seen, and their bytes")
     parser.add_argument(
         "--largest",
         type=int,
@@ -317,6 +330,7 @@ def main() -> None:
             Quota(given.quota, given.round),
             Refusals(given.refusals, given.round),
             counter,
+            TrafficCounter(given.traffic),
         )
         await Server(proxy, context, limits, counter).serve(given.host, given.port)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.errors import RunError
 from holdfast.core.files import as_json
 from holdfast.core.reading import is_whole, parse_json, read_whole
+from holdfast.deploy.server_keys import Link, parse_links
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -35,13 +37,18 @@ class SignedHead:
     at: str
     signature: str
     """ECDSA with SHA-384, in hex."""
+    keys: tuple[Link, ...] = ()
+    """The last changes of the server's key; each is signed by itself."""
 
     @staticmethod
-    def make(key: ec.EllipticCurvePrivateKey, entries: int, head: str) -> SignedHead:
+    def make(
+        key: ec.EllipticCurvePrivateKey, entries: int, head: str, keys: Sequence[Link] = ()
+    ) -> SignedHead:
         from holdfast.deploy.keys import sign
 
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        return SignedHead(entries, head, at, sign(key, _CONTEXT, _content(entries, head, at)).hex())
+        signature = sign(key, _CONTEXT, _content(entries, head, at)).hex()
+        return SignedHead(entries, head, at, signature, tuple(keys))
 
     def is_signed_by(self, public: str) -> bool:
         from holdfast.deploy.keys import verify
@@ -51,7 +58,10 @@ class SignedHead:
         )
 
     def to_bytes(self) -> bytes:
-        return as_json(asdict(self))
+        content = asdict(self)
+        if not self.keys:  # as heads were written before keys could change
+            content.pop("keys")
+        return as_json(content)
 
     @staticmethod
     def parse(content: bytes) -> SignedHead:
@@ -61,7 +71,7 @@ class SignedHead:
         table = parse_json(content)
         if (
             not isinstance(table, dict)
-            or table.keys() != {"entries", "head", "at", "signature"}
+            or table.keys() - {"keys"} != {"entries", "head", "at", "signature"}
             or not is_whole(table["entries"])
         ):
             raise ValueError("it does not say how many entries there were")
@@ -71,7 +81,7 @@ class SignedHead:
             None,
         ):
             raise ValueError(f"'{wrong}' cannot be read")
-        return SignedHead(**table)
+        return SignedHead(**{**table, "keys": tuple(parse_links(table.get("keys", [])))})
 
 
 def read_signed_head(file: Path) -> SignedHead | None:

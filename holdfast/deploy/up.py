@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from typing import Any
 
 from holdfast.core.errors import RunError, in_print
-from holdfast.core.files import write_json
 from holdfast.core.reading import read_json
 from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.heartbeat import ServerContact
 from holdfast.deploy.keys import ready_certificates
 from holdfast.deploy.ledger_lines import line_of
+from holdfast.deploy.metrics import MetricsServer
 from holdfast.deploy.node_processes import Say, client_of, start_again, start_node
 from holdfast.deploy.processes import HOST, Processes, free_port, in_use, options, write_app
 from holdfast.deploy.project import Project
 from holdfast.deploy.refusals import ProxyStrikes
+from holdfast.deploy.registered import RegisteredKeys
 from holdfast.storage.store import Store
 
 _LINK = "link"
@@ -43,11 +43,13 @@ class RunningFederation:
         self.processes = Processes(project.server / "flower", project.logs, _LINK)
         self.reported = len(self.ledger.entries)
         self.outdated = False  # whether the SuperLink lacks the latest keys and bans
+        self.keys = RegisteredKeys(project.server, self._register, self._unregister)
         self.refusals = ProxyStrikes(project.server / "refusals.jsonl")
         self.not_before: dict[str, float] = {}
         self.stops: dict[str, int] = {}
         self.rotated: set[int | None] = set()
         self.contact = ServerContact(say)
+        self.metrics: MetricsServer | None = None
 
     def __enter__(self) -> RunningFederation:
         with naming_a_full_disk(self.project.server, self._how_to_continue):
@@ -66,12 +68,13 @@ class RunningFederation:
                 link + f"root-certificates = {json.dumps(str(server / 'ca.pem'))}\n"
             )
             if not (server / "superlink.db").exists():  # then the noted nodes belong to another database
-                (server / "registered.json").unlink(missing_ok=True)
+                self.keys.forget()
             self._start_superlink()
             self._start_superexec()
             self._start_proxy()
+            self._serve_metrics()
             self.register()
-            self._update_nodes(set())
+            self._start_nodes()
             away = sorted(
                 Enrolment.of(self.ledger.entries).admitted
                 - {client_of(name) for name in self.processes.started}
@@ -79,12 +82,22 @@ class RunningFederation:
             if self.nodes and away:
                 self.say(f"expected to join from other machines: clients {', '.join(map(str, away))}")
         except BaseException:
-            self.processes.stop()
+            self._stop()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
         self.processes.stop()
+
+    def _serve_metrics(self) -> None:
+        if port := self.project.settings.metrics:
+            self.metrics = MetricsServer(self.project, port)
+            self.say(f"metrics are at {self.metrics.url}")
 
     def _start_superlink(self) -> None:
         server = self.project.server
@@ -144,6 +157,7 @@ class RunningFederation:
                 quota=settings.quota,
                 registered=server / "registered.json",
                 refusals=self.refusals.file,
+                traffic=server / "traffic.json",
                 round=self.project.run / "head.json",
             ),
             module=True,
@@ -154,22 +168,8 @@ class RunningFederation:
         start_node(self.processes, self.project.node(client))
 
     def register(self) -> None:
-        """Register the keys of admitted clients with the SuperLink, and remove all others. Each is noted at
-        once: a stop in between may leave one node that is registered and not noted."""
-        file = self.project.server / "registered.json"
-        known = read_json(file) or {}
-        if not all(isinstance(node, str) and re.fullmatch(r"\d{0,20}", node) for node in known.values()):
-            raise RunError(f"{file} is damaged: it does not say which key is which node of the SuperLink")
-        who = Enrolment.of(self.ledger.entries)
-        admitted = {m.fingerprint: m.key for m in who.members.values() if m.client in who.admitted}
-        for fingerprint in [name for name, node in known.items() if node and name not in admitted]:
-            self._unregister(str(known[fingerprint]))
-            write_json(
-                file, known := {**known, fingerprint: ""}
-            )  # for good: the SuperLink never takes a key twice
-        for fingerprint, key in admitted.items():
-            if fingerprint not in known:
-                write_json(file, known := {**known, fingerprint: self._register(key, set(known.values()))})
+        """Bring the SuperLink's and the proxy's keys up to date with the ledger."""
+        self.keys.follow(Enrolment.of(self.ledger.entries))
 
     def _register(self, key: str, known: set[str]) -> str:
         file = self.project.server / "registering.pub"
@@ -320,24 +320,27 @@ class RunningFederation:
         self.rotated |= {entry.client for entry in news if entry.kind == "rotate"}
         self.outdated |= any(entry.kind in ("ban", "unban", "enrol", "rotate", "leave") for entry in news)
         if self.outdated:
+            self._end_nodes()  # first: a node that can take its leave is free to come back at once
             try:
                 self.register()
                 self.outdated = False
             except RunError as error:  # the SuperLink is restarting; banned clients are sent nothing anyway
                 self.say(f"SuperLink unreachable; will retry: {error}")
                 return
-            self._update_nodes(self.rotated)
-            self.rotated = set()
+            self._start_nodes()
 
-    def _update_nodes(self, rotated: set[int | None]) -> None:
-        """Make the nodes of this machine follow the ledger: start new clients, restart those with a new key,
-        stop those that are no longer admitted."""
+    def _end_nodes(self) -> None:
+        """End the nodes of this machine that are no longer admitted or have a new key."""
         admitted = Enrolment.of(self.ledger.entries).admitted
         for name in list(self.processes.started) if self.nodes else []:
             client = client_of(name)
-            if client is not None and (client in rotated or client not in admitted):
+            if client is not None and (client in self.rotated or client not in admitted):
                 self.processes.end(name)
-        for client in sorted(admitted) if self.nodes else []:
+        self.rotated = set()
+
+    def _start_nodes(self) -> None:
+        """Start the nodes of this machine that are admitted and do not run."""
+        for client in sorted(Enrolment.of(self.ledger.entries).admitted) if self.nodes else []:
             if f"node{client}" not in self.processes.started and (self.project.node(client) / "key").exists():
                 self.start_node(client)
 

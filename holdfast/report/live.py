@@ -2,12 +2,10 @@
 
 It answers `/`, the report as of now, where there are many runs `/runs/NAME.html` with the page of each, and
 `/state` before either, by which the page learns that there is something new. Names are looked up among the
-runs that there are, never on the disk. It is bound to the loopback address, and it answers only to that name:
-a page from elsewhere that has its own name resolved to this machine is refused."""
+runs that there are, never on the disk. page_server.py answers the requests, on the loopback address only."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -15,11 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -27,23 +23,13 @@ from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.experiment.manifest import read_manifest, run_folders
 from holdfast.report.markup import script_json, whole_page
 from holdfast.report.page import MOST_TOGETHER, render, render_one
+from holdfast.report.page_server import PageServer
 from holdfast.report.read_runs import read_records
 from holdfast.storage.status import FAILURE, run_status
 from holdfast.sweeps.folder import listed
 
-HOST = "127.0.0.1"  # there is no option for another: everyone who can reach the port can read the runs
 _FRESH = 1.0  # seconds for which a look at the disk is good enough
 _REST = 4  # a page is rendered again after as many times what it took
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 @dataclass(frozen=True)
@@ -215,100 +201,12 @@ def _message(title: str, heading: str, words: str, live: Markup) -> str:
     )
 
 
-class Server(ThreadingHTTPServer):
-    """Serves one folder until it is closed. `noted` is called once, when the job is finished."""
-
-    daemon_threads = True
-    allow_reuse_address = True
+class Server(PageServer):
+    """Serves the pages of one folder, on the loopback address, until it is closed."""
 
     def __init__(self, folder: Path, port: int = 0, noted: Callable[[str], None] = lambda words: None):
         if not Path(folder).is_dir():
             raise ConfigError(
                 f"there is no folder {folder}; start the job first, or name the folder that it writes to"
             )
-        self.viewed, self.noted = Viewed(folder), noted
-        self._told = False
-        try:
-            super().__init__((HOST, port), _Handler)
-        except PermissionError:
-            raise ConfigError(f"--port {port}: not allowed here; choose one above 1023") from None
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigError(
-                    f"--port {port}: in use by another program; choose another, or none for a free one"
-                ) from None
-            raise
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}/"
-
-    @property
-    def names(self) -> set[str]:
-        """The host names by which a browser on this machine may ask for it."""
-        return {f"{HOST}:{self.port}", f"localhost:{self.port}"} | (
-            {HOST, "localhost"} if self.port == 80 else set()
-        )
-
-    def service_actions(self) -> None:
-        """Between requests: report once on the terminal that the job is done."""
-        if not self._told:
-            try:
-                state = self.viewed.state()
-            except HoldfastError:
-                return
-            if state.finished:
-                self._told = True
-                self.noted(state.words)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a browser that closes the connection in the middle of an answer."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
-    server_version, sys_version = "holdfast", ""
-    timeout = 30  # seconds for a client that says nothing
-
-    def do_GET(self) -> None:
-        if self.headers.get_all("Host") not in [[name] for name in self.server.names]:
-            return self._answer(
-                HTTPStatus.FORBIDDEN,
-                "text/plain",
-                "open this page on the same machine, with the printed address",
-            )
-        viewed, asked = self.server.viewed, unquote(self.path)
-        about = asked.removeprefix("/state") or "/"
-        if asked == "/state/" or not viewed.has(about):
-            return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "not found")
-        try:
-            if asked == about:
-                return self._answer(HTTPStatus.OK, "text/html", viewed.page(about))
-            self._answer(HTTPStatus.OK, "application/json", json.dumps(viewed.state(about).plain()))
-        except HoldfastError as error:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
-
-    def _refuse(self) -> None:
-        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "only GET")
-
-    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
-
-    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-        content = text.encode(errors="replace")
-        self.send_response(status)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", "GET")
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print no line for a request."""
+        super().__init__(Viewed(folder), port, noted)

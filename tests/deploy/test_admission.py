@@ -17,7 +17,7 @@ from holdfast.core.errors import RunError  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.admission import KeyedAdmission  # noqa: E402
 from holdfast.deploy.audit import Audit  # noqa: E402
-from holdfast.deploy.inspect import paused  # noqa: E402
+from holdfast.deploy.deadlines import paused  # noqa: E402
 from holdfast.deploy.keys import make_server_key  # noqa: E402
 from holdfast.deploy.ledger import Ledger  # noqa: E402
 from holdfast.deploy.node import federated  # noqa: E402

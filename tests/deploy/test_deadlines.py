@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
-from holdfast.deploy.deadlines import Deadlines  # noqa: E402
-from holdfast.deploy.inspect import paused  # noqa: E402
+from holdfast.deploy.deadlines import Deadlines, paused  # noqa: E402
 from holdfast.deploy.ledger import Entry  # noqa: E402
 
 

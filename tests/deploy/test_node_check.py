@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,8 @@ from holdfast.core.toml import to_toml  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
 from holdfast.deploy.node_check import examine_node  # noqa: E402
 from holdfast.deploy.privacy import Account  # noqa: E402
-from holdfast.deploy.project import NodeSettings, open_node  # noqa: E402
+from holdfast.deploy.processes import free_port  # noqa: E402
+from holdfast.deploy.project import NodeSettings, init, open_node  # noqa: E402
 from holdfast.privacy.accounting import epsilon_of  # noqa: E402
 
 EXPERIMENT = """
@@ -48,7 +52,7 @@ def said(home: Path) -> dict[str, tuple[bool, str]]:
 
 def test_a_node_that_is_ready(home: Path) -> None:
     checks = said(home)
-    assert list(checks) == ["key", "experiment", "device", "data"] and all(
+    assert list(checks) == ["key", "server", "experiment", "device", "data"] and all(
         good for good, _ in checks.values()
     )
     assert checks["data"][1].startswith(
@@ -100,3 +104,28 @@ def test_a_method_that_sends_more_than_updates_is_seen_before_round_1(home: Path
 def test_a_node_toml_that_init_writes_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(to_toml(NodeSettings(client=2).model_dump()))
     assert open_node(tmp_path) == NodeSettings(client=2) and open_node(tmp_path).privacy is None
+
+
+def test_a_published_head_is_checked_on_a_node(
+    tmp_path: Path, ask: Callable[..., tuple[int, str, str]]
+) -> None:
+    """By the server's key, and against the ledger that the node was shown itself."""
+    project = init(tmp_path / "ward", 2, port=free_port())
+    published, node = tmp_path / "ward.head", project.node(0)
+    assert ask("head", project.path, "--publish", published)[0] == 0
+    assert json.loads(ask("head", project.path)[1]) == json.loads(published.read_text())
+    code, out, _ = ask("check-head", published, node)
+    assert code == 0 and "has not been shown a ledger yet" in out
+    (node / "state").mkdir()
+    shutil.copy(published, node / "state" / "ledger.head")
+    code, out, _ = ask("check-head", published, node)
+    assert code == 0 and "it was the same" in out
+    content = json.loads(published.read_text())
+    (node / "state" / "ledger.head").write_text(json.dumps({**content, "head": "0" * 64}))
+    code, out, _ = ask("check-head", published, node)
+    assert code == 1 and "the server shows different ledgers" in out
+    published.write_text(json.dumps({**content, "entries": content["entries"] + 1}))
+    assert "not signed by this node's server" in ask("check-head", published, node)[1]
+    assert ask("check-head", tmp_path / "none", node)[0] == 1
+    (node / "state" / "server.json").write_text(json.dumps({"lost": "refused: the server lost rounds"}))
+    assert "BAD  server       refused: the server lost rounds" in ask("check-node", node)[1]

@@ -90,13 +90,16 @@ def test_a_ban_reaches_a_superlink_that_was_away(project: Project) -> None:
     assert link.removed == [] and any("SuperLink unreachable; will retry" in line for line in said)
     link.gone = False
     up._report()
-    assert sorted(link.removed) == ["101", "102"] and len(link.nodes) == 4
+    assert link.removed == ["102"] and len(link.nodes) == 4  # the old key of client 2
+    assert list((read_json(project.server / "suspended.json") or {}).values()) == [
+        "101"
+    ]  # client 1 may come back
     write_json(
         project.server / "registered.json",
-        {**(read_json(project.server / "registered.json") or {}), "banned": "101"},
+        {**(read_json(project.server / "registered.json") or {}), "replaced": "102"},
     )
     up.register()  # unregistered already, and a stop came before the note
-    assert (read_json(project.server / "registered.json") or {})["banned"] == ""
+    assert (read_json(project.server / "registered.json") or {})["replaced"] == ""
 
 
 def test_only_the_process_that_is_waited_for_matters(tmp_path: Path) -> None:

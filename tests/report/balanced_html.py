@@ -22,7 +22,7 @@ class Balanced(HTMLParser):
         self.links += [
             value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")
         ]
-        if tag not in ("meta", "wbr"):
+        if tag not in ("meta", "wbr", "link"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
