@@ -3,8 +3,8 @@ begin with an import.
 
     python -m holdfast.deploy.trainer --socket PATH
 
-The ClientApp, which Flower starts anew for every message, passes the request on through a Unix socket that
-only the node's owner can open. A frame is the length of a JSON index, the index, and the arrays' bytes:
+The process that talks to the server passes the request on through a Unix socket that only the node's owner
+can open. A frame is the length of a JSON index, the index, and the arrays' bytes:
 nothing in it can run code."""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def serve(path: Path) -> None:
                         # else it was only a check whether a trainer listens
                         if line.recv(1, socket.MSG_PEEK):
                             _answer(line, worker)
-                    except (OSError, ValueError) as error:  # the ClientApp is gone, or it is another program
+                    except (OSError, ValueError) as error:  # the other side is gone, or it is another program
                         print(f"a request failed: {error}", file=sys.stderr, flush=True)
         finally:
             path.unlink(missing_ok=True)
