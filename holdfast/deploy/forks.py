@@ -28,8 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import RunError
+from holdfast.deploy.memory import give_back_memory
 
 _PRELOADED = ("holdfast.deploy.supernode", "holdfast.deploy.trainer", "holdfast.deploy.node_worker")
+_PARTS = ("method", "aggregator", "detector", "model", "optimizer", "loss")
 _START = 300.0  # seconds for the first answer: torch is imported before it
 _REPORT = 2.0  # seconds after which an end that is not reported is taken as a kill
 _PDEATHSIG, _NAME = 1, 15  # operations of prctl
@@ -80,7 +82,7 @@ class Fork:
 class ForkServer:
     """The process that forks, seen from the one that asks. `popen` starts a program with an open file."""
 
-    def __init__(self, popen: Callable[[list[str], int], subprocess.Popen[bytes]]):
+    def __init__(self, popen: Callable[[list[str], int], subprocess.Popen[bytes] | ForkHere]):
         self.line, other = socket.socketpair()
         with other:
             self.process = popen(
@@ -146,6 +148,71 @@ class ForkServer:
             self.process.wait()
 
 
+class ForkHere:
+    """The process that forks, where it is a fork of this one."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            pid, status = os.waitpid(self.pid, 0 if end is None else os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            else:
+                time.sleep(0.05)
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def preload() -> None:
+    """Load what the forks need, and the parts of experiments."""
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    if _PRELOADED:
+        from holdfast.core.registry import parts
+
+        for kind in _PARTS:
+            parts(kind)
+    gc.collect()
+    give_back_memory()
+    gc.freeze()  # else every fork would copy all objects when it first looks for garbage
+
+
+def fork_here(file: int, log: Path) -> ForkHere:
+    """Fork the process that forks from this one, which has torch in memory already and one thread."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    preload()
+    own = os.getpid()
+    if pid := os.fork():
+        return ForkHere(pid)
+    try:
+        _leave_terminal(log)
+        _end_with(own)
+        os.umask(0o077)
+        line = socket.socket(fileno=os.dup(file))
+        os.closerange(3, line.fileno())  # the other end of the line above all, whose closing is the end
+        os.closerange(line.fileno() + 1, 4096)
+        _prepare()
+        serve(line)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def _lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -160,6 +227,7 @@ def serve(line: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
     events, unread = selectors.DefaultSelector(), b""
+    own = os.getpid()
     events.register(line, selectors.EVENT_READ)
     events.register(woken, selectors.EVENT_READ)
     while True:
@@ -179,7 +247,7 @@ def serve(line: socket.socket) -> None:
                     events.close()
                     for mine in (line, woken, wake):
                         mine.close()
-                    _become(request)
+                    _become(request, own)
                 line.sendall(json.dumps({"name": request["name"], "pid": pid}).encode() + b"\n")
 
 
@@ -195,19 +263,15 @@ def _report_ended(line: socket.socket) -> None:
         line.sendall(json.dumps({"pid": pid, "code": code}).encode() + b"\n")
 
 
-def _become(request: dict[str, Any]) -> None:
+def _become(request: dict[str, Any], parent: int) -> None:
     """Be the process that was asked for; never return."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.setsid()
-        log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        _leave_terminal(Path(request["log"]))
+        _end_with(parent)
         if sys.platform == "linux":
-            _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)
             _LIBC.prctl(_NAME, request["name"].encode()[:15])
         os.environ.update(request["environment"])
         random.seed()  # the forks must not draw the same numbers
@@ -226,17 +290,38 @@ def _become(request: dict[str, Any]) -> None:
         os._exit(code)
 
 
+def _leave_terminal(log: Path) -> None:
+    os.setsid()
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def _end_with(parent: int) -> None:
+    """Linux: end when the parent does, also if it has ended meanwhile."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is for the process that asks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    preload()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         "python -m holdfast.deploy.forks", description="Forks the processes of nodes."
     )
     parser.add_argument("--line", required=True, type=int, help="the open socket for requests")
     given = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is for the process that asks
-    for module in _PRELOADED:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # else every fork would copy all objects when it first looks for garbage
+    _prepare()
     serve(socket.socket(fileno=given.line))
 
 

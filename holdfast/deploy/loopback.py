@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.deploy.processes import HOST, Processes, free_port, options, write_app
+from holdfast.deploy.flower_app import write_app
+from holdfast.deploy.processes import HOST, Processes, free_port, options
 from holdfast.deploy.sockets import socket_of
 
 

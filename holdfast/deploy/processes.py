@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast.core.errors import RunError
 from holdfast.core.files import lock, unlock
-from holdfast.deploy.forks import Fork, ForkServer
+from holdfast.deploy.forks import Fork, ForkServer, fork_here
 from holdfast.deploy.heartbeat import ENVIRONMENT, FROZEN, away_file
 from holdfast.deploy.sockets import remove_left_over
 
@@ -94,9 +94,12 @@ class Processes:
             return self.start(name, module, *arguments, module=True)
         sign = self._expect(name)
         if self.forks is None or not self.forks.open:
-            self.forks = ForkServer(
-                lambda command, file: self._popen(command, self.environment(), "forks", file)
-            )
+            if os.environ.get("FLWR_HOME") == str(self.flower):
+                self.forks = ForkServer(lambda _, file: fork_here(file, self.logs / "forks.log"))
+            else:
+                self.forks = ForkServer(
+                    lambda command, file: self._popen(command, self.environment(), "forks", file)
+                )
         log = self.logs / f"{name}.log"
         self.started[name] = process = self.forks.start(
             name, module, list(arguments), {ENVIRONMENT: str(sign)}, log
@@ -197,8 +200,9 @@ class Processes:
 
     def alive(self) -> list[int]:
         """Return the ids of all processes of this folder."""
-        mark = f"FLWR_HOME={self.flower}".encode()
-        return [pid for pid, environment in _environments() if mark in environment.split(b"\0")]
+        mark, own = f"FLWR_HOME={self.flower}".encode(), os.getpid()
+        found = [pid for pid, environment in _environments() if mark in environment.split(b"\0")]
+        return [pid for pid in found if pid != own]
 
     def check_alive(self, *names: str) -> None:
         """Raise an error if one of these processes, or of all, has ended."""
@@ -278,26 +282,16 @@ class Processes:
                 pass
 
 
-def write_app(folder: Path, settings: dict[str, Any]) -> Path:
-    """Write the app that Flower sends to the nodes: one file that names ours."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(
-        _APP + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
-    )
-    return folder
-
-
-_APP = """[project]
-name = "holdfast-app"
-version = "1.0.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "local"
-[tool.flwr.app.components]
-serverapp = "holdfast.deploy.server_app:app"
-clientapp = "holdfast.deploy.client_app:app"
-[tool.flwr.app.config]
-"""
+def begin_as_parent(flower: Path, logs: Path) -> None:
+    """Begin this program again with the environment by which the processes of this folder are found, unless
+    it has that. Then they are forks of this process, and torch is in memory once. Call it before torch is
+    imported."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    ours = Path(sys.argv[0]).name == "holdfast" or (spec is not None and spec.name.startswith("holdfast."))
+    processes = Processes(flower, logs)
+    if ours and os.environ.get("FLWR_HOME") != str(processes.flower):
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], processes.environment())
 
 
 def options(**values: object) -> list[str]:

@@ -28,6 +28,7 @@ from holdfast.deploy import keys
 from holdfast.deploy.client_app import app
 from holdfast.deploy.fleet_connection import FleetConnection, Lost, RunEnded, leave
 from holdfast.deploy.heartbeat import show_life
+from holdfast.deploy.memory import give_back_memory
 from holdfast.deploy.processes import LOST
 
 _HELD = 0.5  # seconds: an empty answer that takes longer was held until there might be something
@@ -75,6 +76,8 @@ def serve(link: FleetConnection, settings: dict[str, Any], sleep: Callable[[floa
             reply = answer(message, Context(run, link.node.node_id, settings, RecordDict(), runs[run]))
             link.send(reply, time.monotonic() - began)
             log(INFO, "answered after %.2f s", time.monotonic() - began)
+            del message, reply
+            give_back_memory()
         except RunEnded:
             log(INFO, "the run has ended; message %s is left", message.metadata.message_id)
         except Lost:

@@ -20,11 +20,12 @@ from holdfast.core.files import write_json
 from holdfast.core.reading import read_json
 from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.enrolment import Enrolment
+from holdfast.deploy.flower_app import write_app
 from holdfast.deploy.heartbeat import ServerContact
 from holdfast.deploy.keys import ready_certificates
 from holdfast.deploy.ledger_lines import line_of
 from holdfast.deploy.node_processes import Say, client_of, start_again, start_node
-from holdfast.deploy.processes import HOST, Processes, free_port, in_use, options, write_app
+from holdfast.deploy.processes import HOST, Processes, free_port, in_use, options
 from holdfast.deploy.project import Project
 from holdfast.deploy.refusals import ProxyStrikes
 from holdfast.storage.store import Store

@@ -17,6 +17,7 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 from holdfast.core.errors import RunError
 from holdfast.deploy import forks
 from holdfast.deploy.forks import Fork, ForkServer, _lives
+from holdfast.deploy.processes import begin_as_parent
 
 PROGRAM = """
 import os, random, sys, threading, time
@@ -100,3 +101,41 @@ def test_closing_it_ends_its_forks(server: ForkServer, tmp_path: Path) -> None:
     server.close()
     until(lambda: not _lives(child.pid))
     assert server.process.returncode == 0
+
+
+HERE = """
+import os, sys, time
+from pathlib import Path
+from holdfast.deploy import forks, processes
+forks._PRELOADED = ()
+processes.begin_as_parent(Path(sys.argv[1]) / "flower", Path(sys.argv[1]) / "logs")
+keeper = processes.Processes(Path(sys.argv[1]) / "flower", Path(sys.argv[1]) / "logs")
+child = keeper.fork("node1", "program", "sleep")
+parent = int(Path(f"/proc/{keeper.forks.process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+both = sorted([child.pid, keeper.forks.process.pid])
+print(parent == os.getpid(), sorted(keeper.alive()) == both, flush=True)
+if len(sys.argv) > 2:
+    print(child.pid, keeper.forks.process.pid, flush=True)
+    time.sleep(600)
+keeper.stop()
+print(keeper.alive(), flush=True)
+"""
+
+
+def test_a_program_begins_again_as_the_parent_of_its_forks(tmp_path: Path) -> None:
+    """It is known by its name; others, as this one, are left alone."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "holdfast").write_text(HERE)
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    command = [sys.executable, str(tmp_path / "holdfast"), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": path, "TOLD": "yes"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", "True", "[]"], done.stderr
+    begin_as_parent(tmp_path / "flower", tmp_path / "logs")
+    with subprocess.Popen([*command, "wait"], env=environment, stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout is not None
+        keeper.stdout.readline()
+        left = [int(word) for word in keeper.stdout.readline().split()]
+        assert len(left) == 2 and all(map(_lives, left))
+        keeper.kill()
+    until(lambda: not any(map(_lives, left)))
