@@ -269,7 +269,11 @@ def test_tasks_whose_process_has_died_are_looked_for_once_a_second(
         seldom = type("Seldom" if patched else "Often", (SqlLinkState,), {})
         if patched:
             clean_up_seldom(seldom)
-        state = seldom(str(tmp_path / "state.db"), NoOpFederationManager(), ObjectStoreFactory("x").store())
+        state = seldom(
+            str(tmp_path / "state.db"),
+            NoOpFederationManager(),
+            ObjectStoreFactory(str(tmp_path / "state.db")).store(),
+        )
         state.initialize()
         for now in (100.0, 100.5, 100.9, 101.1):
             clock[0] = now
