@@ -19,7 +19,7 @@ from benchmarks.soak.course import Course, mixed, settle, spread, undisturbed
 from benchmarks.soak.disk import SmallDisk, garble_unsealed
 from benchmarks.soak.events import Watch
 from benchmarks.soak.memory import Memory, in_words
-from benchmarks.soak.processes import Command, all_gone, parent, send, temporary
+from benchmarks.soak.processes import Command, all_gone, send, temporary
 from benchmarks.soak.record import KILL, Disturbance, Outcome
 from benchmarks.soak.relay import Relay
 from holdfast.core.errors import HoldfastError
@@ -43,20 +43,18 @@ ROLES = [
     "proxy",
     "ServerApp",
     "SuperNode",
-    "SuperExec of a node",
     "trainer",
-    "ClientApp",
+    "forks",
     "up",
 ]
-NODES = ("SuperNode", "SuperExec of a node", "trainer")
 STANDING = {
     "SuperLink": 1,
     "SuperExec": 1,
     "proxy": 1,
     "ServerApp": 1,
     "SuperNode": CLIENTS,
-    "SuperExec of a node": CLIENTS,
     "trainer": CLIENTS,
+    "forks": 1,
 }
 """Who is there when a federation is whole."""
 RECOVERY = 420.0
@@ -216,18 +214,10 @@ class Disturbed:
         self.course.say(one, len(self.outcome.disturbances))
 
     def _victims(self, one: Disturbance) -> list[int]:
-        """One process of the role; a ClientApp lives for seconds, so it is waited for. Of a node's processes
-        every second one is hit while a ClientApp works."""
-        end, busy = time.monotonic() + 60, one.victim in NODES and self.chance.random() < 0.5
-        one.moment = ", while a ClientApp worked" if busy else ""
+        """One process of the role, which is waited for: it may be starting."""
+        end, one.moment = time.monotonic() + 60, ""
         while one.kind in (KILL, FREEZE) and time.monotonic() < end and not self.up.ended():
-            pids, working = (
-                self.course.alive(one.victim),
-                {parent(pid) for pid in self.course.alive("ClientApp")} if busy else set(),
-            )
-            if one.victim == "SuperExec of a node" and busy:
-                pids = [pid for pid in pids if pid in working]
-            if pids and (working or not busy):
+            if pids := self.course.alive(one.victim):
                 return [self.chance.choice(pids)]
             time.sleep(0.02)
         return []

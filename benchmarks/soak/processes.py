@@ -17,13 +17,10 @@ MARK = "HOLDFAST_SOAK"
 WORKER = "worker"
 _PROGRAMS = {
     "flwr-serverapp": "ServerApp",
-    "flwr-clientapp": "ClientApp",
     "holdfast.deploy.proxy": "proxy",
-    "holdfast.deploy.trainer": "trainer",
 }
 _FLOWER = {
     "superlink": "SuperLink",
-    "supernode": "SuperNode",
     "superexec": "SuperExec",
 }  # of holdfast.deploy.flower
 
@@ -112,11 +109,11 @@ def role(pid: int) -> str:
         if any(argument == program or argument.endswith(f"/{program}") for argument in arguments[:4]):
             return name
     if "holdfast.deploy.flower" in arguments:
-        name = _FLOWER.get(arguments[arguments.index("holdfast.deploy.flower") + 1], "helper")
+        return _FLOWER.get(arguments[arguments.index("holdfast.deploy.flower") + 1], "helper")
+    if "holdfast.deploy.forks" in arguments:  # its forks have its command line, and names of their own
+        name = _name(pid)
         return (
-            f"{name} of a node"
-            if name == "SuperExec" and any("/nodes/" in argument for argument in arguments)
-            else name
+            "SuperNode" if name.startswith("node") else "trainer" if name.startswith("trainer") else "forks"
         )
     if "holdfast.cli" in arguments:
         return (
@@ -134,6 +131,13 @@ def _arguments(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
         return []
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def parent(pid: int) -> int:

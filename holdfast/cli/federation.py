@@ -253,6 +253,9 @@ def node(
 
     """
     need_flower()
+    from holdfast.deploy.processes import begin_as_parent
+
+    begin_as_parent(folder / "flower", folder / "logs")
     from holdfast.deploy.node_processes import keep_node
 
     console = to_stderr()

@@ -1,8 +1,7 @@
 """The Flower ClientApp: passes a request to the process that performs it on this node, and sends the reply.
 
-Flower starts a new process for every message, and its own `Context.state` dies with the SuperNode. So this
-process is thin: where the node has a resident trainer it passes the request on and imports no torch, and
-private state is kept on the node's disk. A node is configured by
+It is called by supernode.py, for every message. Where the node has a resident trainer it passes the request
+on; private state is kept on the node's disk. A node is configured by
 
     client-id   which client of the federation it is; in a federation with keys the server goes by the key
     state-dir   where its private state is kept

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.deploy.processes import HOST, Processes, free_port, write_app
+from holdfast.deploy.flower_app import write_app
+from holdfast.deploy.processes import HOST, Processes, free_port, options
 from holdfast.deploy.sockets import socket_of
 
 
@@ -80,23 +81,12 @@ class Loopback:
 
     def _start_node(self, client: int) -> None:
         disk = self.home / f"node{client}"
-        config = f"client-id={client} state-dir={json.dumps(str(disk))}"
+        settings: dict[str, object] = {"client-id": client, "state-dir": str(disk)}
         if self.resident:
-            listens = str(socket_of(disk))
-            self.processes.start(
-                f"trainer{client}", "holdfast.deploy.trainer", "--socket", listens, module=True
-            )
-            config += f" trainer={json.dumps(listens)}"
-        own = ["--insecure", "--host", HOST, "--port", str(free_port()), "--superlink", f"{HOST}:{self.port}"]
-        self.processes.start(
-            f"supernode{client}",
-            "holdfast.deploy.flower",
-            "supernode",
-            *own,
-            "--node-config",
-            config,
-            module=True,
-        )
+            listens = settings["trainer"] = str(socket_of(disk))
+            self.processes.fork(f"trainer{client}", "holdfast.deploy.trainer", "--socket", listens)
+        where = options(superlink=f"{HOST}:{self.port}", settings=json.dumps(settings))
+        self.processes.fork(f"node{client}", "holdfast.deploy.supernode", *where)
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -23,6 +23,7 @@ from flwr.common import log
 from holdfast.core.errors import in_print
 from holdfast.core.files import as_json, replace_file
 from holdfast.deploy.envelope import ENVELOPE, Subject, is_signed_reply, sign_order
+from holdfast.deploy.notices import POSTED, Notices
 from holdfast.deploy.replies import (
     Malformed,
     NeverComes,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 # a request outlives its deadline a little, so that a reply at the last moment is not lost to clocks that
 # differ
 _SLACK = 30.0
+_EVERY = 5.0  # seconds between two looks at all replies that are waited for
 
 
 @dataclass
@@ -95,6 +97,9 @@ class Messaging:
     mark: Path | None = None
     """A file that names the client whose reply is being read: if a reply kills this process, its sender is
     known afterwards."""
+    notices: Notices | None = None
+    """Tells which request has been answered, where there is a proxy that says so; otherwise all are asked for
+    several times a second."""
     unproven: int = 0
     """Number of replies that were dropped because their sender could not be proven."""
 
@@ -107,14 +112,17 @@ class Messaging:
         began = time.monotonic()  # sending does not count against the clients
         sent = {one.node for one in waiting.values()}
         replies.missing = {node: "could not be sent" for node in requests if node not in sent}
+        due = set(waiting)
+        self._again = began + _EVERY
         while waiting:
             for name, one in list(waiting.items()):
                 # Taken before the check: a reply that comes while others are read is checked once more.
                 passed = time.monotonic() - began
-                if self._is_announced(name, one) and self._collect(one, replies):
+                over = passed >= one.request.deadline
+                if (over or name in due) and self._is_announced(name, one) and self._collect(one, replies):
                     replies.seconds[one.node] = passed
                     del waiting[name]
-                elif passed >= one.request.deadline:
+                elif over:
                     what = (
                         "its answer was announced and did not come" if one.reply is not None else "no answer"
                     )
@@ -122,8 +130,23 @@ class Messaging:
                     replies.late.add(one.node)
                     del waiting[name]
             if waiting:
-                time.sleep(self.poll)
+                due = self._wait(waiting, began)
         return replies
+
+    def _wait(self, waiting: Mapping[str, _PendingRequest], began: float) -> set[str]:
+        """Wait a little, and return the requests whose replies may be there. A notice may be lost, and an
+        error that the SuperLink itself reports has none, so all are due every few seconds."""
+        if self.notices is None:
+            time.sleep(self.poll)
+            return set(waiting)
+        begun = {name for name, one in waiting.items() if one.found is not None}
+        first = min(began + one.request.deadline for one in waiting.values())
+        last = time.monotonic() + self.poll if begun else min(self._again, first)
+        named = set(self.notices.wait(last - time.monotonic()))
+        if time.monotonic() < self._again:
+            return begun | named & set(waiting)
+        self._again = time.monotonic() + _EVERY
+        return set(waiting)
 
     def _send(self, kind: str, requests: Mapping[int, Request]) -> dict[str, _PendingRequest]:
         """Send the requests; return them by message id. The nonce makes every message, and so its id,
@@ -139,6 +162,8 @@ class Messaging:
             messages.append(Message(request.content, node, kind, ttl=good_for))
             table.append(_PendingRequest(node, nonce, request))
         ids = list(self.grid.push_messages(messages)) if messages else []
+        if self.notices is not None:
+            self.notices.send(POSTED)
         for one in table:
             one.request.content = RecordDict()  # frees the model that was sent
         return {name: one for name, one in zip(ids, table, strict=False) if name}

@@ -1,14 +1,9 @@
-"""The processes of one client: a SuperNode, which talks to the server; a SuperExec, which starts the
-ClientApp for each message; and the trainer that does the work.
-
-SuperNode and SuperExec talk over 127.0.0.1, where every user of the machine can connect. So the SuperNode has
-a certificate and requires a secret for a task. Both are made anew whenever it starts, in NODE/runtime, which
-only the node's owner can read."""
+"""The processes of one client: one that talks to the server (supernode.py), and the trainer that does the
+work. Both are forks of one process that has torch and Flower in memory (forks.py); they listen on no port."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +11,18 @@ from pathlib import Path
 from holdfast.core.errors import ConfigError
 from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.heartbeat import ServerContact
-from holdfast.deploy.keys import make_authority, make_secret, make_server_certificate
 from holdfast.deploy.pending_key import take_other_key, was_refused
-from holdfast.deploy.processes import HOST, Processes, free_port, options
+from holdfast.deploy.processes import Processes, options
 from holdfast.deploy.project import open_node
 from holdfast.deploy.server_memory import ServerMemory
 from holdfast.deploy.sockets import socket_of
 
 Say = Callable[[str], None]
-_FLOWER = "holdfast.deploy.flower"
 
 
 def client_of(name: str) -> int | None:
     """Return the client of a process; None for the server's own."""
-    number = name.removeprefix("node").removeprefix("trainer").removeprefix("superexec")
+    number = name.removeprefix("node").removeprefix("trainer")
     return int(number) if number.isdigit() else None
 
 
@@ -42,31 +35,13 @@ def start_node(processes: Processes, folder: Path) -> None:
 
 
 def start_again(processes: Processes, folder: Path, name: str) -> None:
-    """Start one of the processes of a client. SuperNode and SuperExec are restarted together: a new SuperNode
-    has another port and secret, and one whose SuperExec ended during a message waits for its answer for
-    ever."""
+    """Start one of the processes of a client."""
     if name.startswith("trainer"):
-        processes.start(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)), module=True)
+        processes.fork(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)))
         return
-    supernode, superexec = f"node{client_of(name)}", f"superexec{client_of(name)}"
-    processes.end(superexec if name == supernode else supernode)
-    _make_secrets(folder / "runtime")
-    _start_supernode(processes, folder, supernode)
-    _start_superexec(processes, folder, supernode)
-
-
-def _make_secrets(runtime: Path) -> None:
-    shutil.rmtree(runtime, ignore_errors=True)
-    runtime.mkdir(mode=0o700)
-    make_authority(runtime, "node")
-    make_server_certificate(runtime, [])
-    (runtime / "ca.key").unlink()  # it is not needed again
-    make_secret(runtime / "superexec.secret")
-
-
-def _start_supernode(processes: Processes, folder: Path, name: str) -> None:
-    node, runtime = open_node(folder), folder / "runtime"
-    where = {
+    node = open_node(folder)
+    settings: dict[str, object] = {
+        "client-id": node.client,
         "state-dir": str((folder / node.state).absolute()),
         "config": str((folder / node.experiment).absolute()),
         "home": str(folder.absolute()),
@@ -74,47 +49,9 @@ def _start_supernode(processes: Processes, folder: Path, name: str) -> None:
         "server-key": str((folder / "server.pub").absolute()),
     }
     if node.resident:
-        where["trainer"] = str(socket_of(folder))
-    settings = " ".join(
-        [f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())]
-    )
-    port = processes.ports[name] = free_port()
-    processes.start(
-        name,
-        _FLOWER,
-        "supernode",
-        *options(
-            superlink=node.superlink,
-            root_certificates=folder / "ca.pem",
-            auth_supernode_private_key=folder / "key",
-            host=HOST,
-            port=port,
-            node_config=settings,
-            isolation="process",
-            superexec_auth_secret_file=runtime / "superexec.secret",
-            ssl_ca_certfile=runtime / "ca.pem",
-            ssl_certfile=runtime / "server.pem",
-            ssl_keyfile=runtime / "server.key",
-        ),
-        module=True,
-    )
-
-
-def _start_superexec(processes: Processes, folder: Path, supernode: str) -> None:
-    """Start the SuperExec, whose child is the ClientApp, with the environment of the SuperNode."""
-    name, runtime = f"superexec{client_of(supernode)}", folder / "runtime"
-    processes.extra[name] = processes.extra.get(supernode, {})
-    processes.start(
-        name,
-        _FLOWER,
-        "superexec",
-        *options(
-            runtime_api_address=f"{HOST}:{processes.ports[supernode]}",
-            root_certificates=runtime / "ca.pem",
-            superexec_auth_secret_file=runtime / "superexec.secret",
-        ),
-        module=True,
-    )
+        settings["trainer"] = str(socket_of(folder))
+    where = options(superlink=node.superlink, authority=folder / "ca.pem", settings=json.dumps(settings))
+    processes.fork(name, "holdfast.deploy.supernode", *where)
 
 
 def keep_node(folder: Path, say: Say) -> None:

@@ -1,5 +1,5 @@
-"""Performs requests on a node, in the ClientApp's own process or in the resident trainer, which keeps the
-data in memory."""
+"""Performs requests on a node: in the resident trainer, which keeps the data in memory, or where there is
+none in the process that talks to the server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NodeWorker:
         """Perform one task. `node` and `run` are the settings of SuperNode and run; `attempt` names this
         start of the server."""
         client, header = int(_setting(node, "client-id")), wire.read_header(content)
-        path = Path(str(node.get("config", run["config"])))
+        path = Path(str(node["config"] if "config" in node else run["config"]))
         folder = Path(str(_setting(node, "state-dir"))) / header.run / str(client)
         own = NodeHome.of(node)
         about = (read_whole(path), client, folder, header.world, header.threads, own)

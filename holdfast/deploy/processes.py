@@ -21,12 +21,14 @@ from typing import Any
 
 from holdfast.core.errors import RunError
 from holdfast.core.files import lock, unlock
+from holdfast.deploy.forks import Fork, ForkServer, fork_here
 from holdfast.deploy.heartbeat import ENVIRONMENT, FROZEN, away_file
 from holdfast.deploy.sockets import remove_left_over
 
 HOST = "127.0.0.1"
 LOST = 75
-"""Exit code of a SuperNode that has lost its server: Flower's own would go on without doing anything."""
+"""Exit code of a node's process that has lost its server."""
+Process = subprocess.Popen[bytes] | Fork
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _QUIET = {  # no process sends anything to the outside or fetches anything
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -35,7 +37,6 @@ _QUIET = {  # no process sends anything to the outside or fetches anything
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_OFFLINE": "1",
     "UV_OFFLINE": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; by default 1
     "OMP_NUM_THREADS": "1",
 }
 
@@ -45,14 +46,15 @@ class Processes:
 
     def __init__(self, flower: Path, logs: Path, connection: str = "lo"):
         self.flower, self.logs, self.connection = Path(flower).absolute(), Path(logs).absolute(), connection
-        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.started: dict[str, Process] = {}
+        self.forks: ForkServer | None = None
         self.extra: dict[str, dict[str, str]] = {}
         self.ports: dict[str, int] = {}  # where a process listens for others of this machine
         self.held: int | None = None
         self.freeze_limit = FROZEN
         # When a process gave its last sign of life, and when that was seen here.
         self._signs: dict[str, tuple[int, float]] = {}
-        self._frozen: dict[str, subprocess.Popen[bytes]] = {}
+        self._frozen: dict[str, Process] = {}
 
     def claim(self, taken: str) -> None:
         """Lock this folder until `stop`: of two that start at the same moment neither sees a process of the
@@ -79,15 +81,47 @@ class Processes:
     ) -> subprocess.Popen[bytes]:
         """Start a program that is installed beside this Python, or a module of it. `extra` of this name is
         added to its environment. Its files are readable by their owner only."""
+        program = [sys.executable, "-m", command] if module else [binary(command)]
+        sign = self._expect(name)
+        environment = {**self.environment(), ENVIRONMENT: str(sign), **self.extra.get(name, {})}
+        self.started[name] = process = self._popen([*program, *arguments], environment, name)
+        return process
+
+    def fork(self, name: str, module: str, *arguments: str) -> Process:
+        """Start a module of holdfast as a fork (forks.py): that is fast, and torch is in memory once. One
+        with an environment of its own needs a new Python."""
+        if self.extra.get(name):
+            return self.start(name, module, *arguments, module=True)
+        sign = self._expect(name)
+        if self.forks is None or not self.forks.open:
+            if os.environ.get("FLWR_HOME") == str(self.flower):
+                self.forks = ForkServer(lambda _, file: fork_here(file, self.logs / "forks.log"))
+            else:
+                self.forks = ForkServer(
+                    lambda command, file: self._popen(command, self.environment(), "forks", file)
+                )
+        log = self.logs / f"{name}.log"
+        self.started[name] = process = self.forks.start(
+            name, module, list(arguments), {ENVIRONMENT: str(sign)}, log
+        )
+        return process
+
+    def _expect(self, name: str) -> Path:
+        """Forget the signs of life of an earlier process of this name; return where the next are given."""
         for folder in (self.logs, self.flower / "alive"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        program, sign = [sys.executable, "-m", command] if module else [binary(command)], self.sign(name)
+        sign = self.sign(name)
         for old in (sign, away_file(sign)):
             old.unlink(missing_ok=True)
-        environment = {**self.environment(), ENVIRONMENT: str(sign), **self.extra.get(name, {})}
+        self._signs.pop(name, None)
+        return sign
+
+    def _popen(
+        self, command: list[str], environment: dict[str, str], name: str, *files: int
+    ) -> subprocess.Popen[bytes]:
         with open(self.logs / f"{name}.log", "ab", opener=_for_its_owner) as log:
-            process = subprocess.Popen(
-                [*program, *arguments],
+            return subprocess.Popen(
+                command,
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -95,10 +129,8 @@ class Processes:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
                 umask=0o077,
+                pass_fds=files,
             )
-        self._signs.pop(name, None)
-        self.started[name] = process
-        return process
 
     def sign(self, name: str) -> Path:
         """Return the file by which a process shows that it is alive."""
@@ -153,6 +185,9 @@ class Processes:
                 process.kill()
                 process.wait()
         self.started = {}
+        if self.forks is not None:
+            self.forks.close()
+            self.forks = None
         for stop_signal in (signal.SIGTERM, signal.SIGKILL):
             for pid in self.alive():
                 try:
@@ -165,8 +200,9 @@ class Processes:
 
     def alive(self) -> list[int]:
         """Return the ids of all processes of this folder."""
-        mark = f"FLWR_HOME={self.flower}".encode()
-        return [pid for pid, environment in _environments() if mark in environment.split(b"\0")]
+        mark, own = f"FLWR_HOME={self.flower}".encode(), os.getpid()
+        found = [pid for pid, environment in _environments() if mark in environment.split(b"\0")]
+        return [pid for pid in found if pid != own]
 
     def check_alive(self, *names: str) -> None:
         """Raise an error if one of these processes, or of all, has ended."""
@@ -246,26 +282,16 @@ class Processes:
                 pass
 
 
-def write_app(folder: Path, settings: dict[str, Any]) -> Path:
-    """Write the app that Flower sends to the nodes: one file that names ours."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(
-        _APP + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
-    )
-    return folder
-
-
-_APP = """[project]
-name = "holdfast-app"
-version = "1.0.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "local"
-[tool.flwr.app.components]
-serverapp = "holdfast.deploy.server_app:app"
-clientapp = "holdfast.deploy.client_app:app"
-[tool.flwr.app.config]
-"""
+def begin_as_parent(flower: Path, logs: Path) -> None:
+    """Begin this program again with the environment by which the processes of this folder are found, unless
+    it has that. Then they are forks of this process, and torch is in memory once. Call it before torch is
+    imported."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    ours = Path(sys.argv[0]).name == "holdfast" or (spec is not None and spec.name.startswith("holdfast."))
+    processes = Processes(flower, logs)
+    if ours and os.environ.get("FLWR_HOME") != str(processes.flower):
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], processes.environment())
 
 
 def options(**values: object) -> list[str]:
@@ -286,7 +312,7 @@ def _for_its_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Process) -> None:
     process.terminate()
     # A frozen process reacts only then; a SuperNode that deactivates itself can reconnect at once.
     process.send_signal(signal.SIGCONT)

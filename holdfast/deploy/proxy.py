@@ -17,7 +17,7 @@ import ssl
 import sys
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from flwr.supercore.error.catalog import API_ERROR_MAP
 
 from holdfast.deploy.fleet_rules import ANNOUNCE, CALLS, FLEET, PULL, PUSH, Refused, Rules
 from holdfast.deploy.heartbeat import show_life
+from holdfast.deploy.notices import POSTED, Notices
+from holdfast.deploy.proxy_holds import Holds
 from holdfast.deploy.proxy_keys import Keys, Node
 from holdfast.deploy.proxy_limits import Limits, RefusalCounter
 from holdfast.deploy.proxy_server import Server
@@ -41,6 +43,8 @@ _SLOT_WAIT = 60.0  # seconds to wait for a slot; then the node has to try again
 _FILES = 65_536  # open files, two for each request
 _AWAY = (502, 503, 504)  # the SuperLink has not answered at all
 _UPSTREAM = 120.0  # seconds for an answer of the SuperLink
+_AT_A_TIME = 3  # requests: its database has one writer, and those that wait for it sleep
+_TURN = 25.0  # seconds to wait for a turn; then the node has to try again
 _FORWARDED = {b"content-type", b"accept", b"user-agent"}
 _OURS = b"flwr-"
 _HOP_BY_HOP = {b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"te", b"trailer"}
@@ -120,11 +124,13 @@ class Proxy:
         refusals: Refusals | None = None,
         counter: RefusalCounter | None = None,
         traffic: TrafficCounter | None = None,
+        holds: Holds | None = None,
     ):
         self.upstream, self.keys, self.rules = upstream, keys, rules
         rules.numbers = lambda: keys.numbers.values()
         self.quota, self.refusals = quota or Quota(sys.maxsize, None), refusals or Refusals(None, None)
-        self.counter, self.slots = counter or RefusalCounter(), BodySlots()
+        self.counter, self.slots, self.holds = counter or RefusalCounter(), BodySlots(), holds
+        self.turns = asyncio.Semaphore(_AT_A_TIME)
         self.traffic = traffic or TrafficCounter()
         # Its connections are as many as there are requests of nodes, which are bounded where they come in.
         self.client = httpx.AsyncClient(
@@ -193,27 +199,48 @@ class Proxy:
     ) -> bool:
         kept = [(name, value) for name, value in headers if name in _FORWARDED or name.startswith(_OURS)]
         kept.append((b"accept-encoding", b"identity"))
-        async with self.client.stream("POST", self.upstream + path, content=body, headers=kept) as reply:
+        posted = self.holds.posted if self.holds is not None else 0
+        async with AsyncExitStack() as stack:
+            async with self._turn():  # it ends with the SuperLink's work, however slowly the node reads
+                reply = await stack.enter_async_context(
+                    self.client.stream("POST", self.upstream + path, content=body, headers=kept)
+                )
             said = [
                 (name.lower(), value) for name, value in reply.headers.raw if name.lower() not in _HOP_BY_HOP
             ]
-            if path in (PULL, ANNOUNCE):
-                content = b"".join([piece async for piece in reply.aiter_raw()])
-                self.traffic.down(node.fingerprint, len(content))
-                if reply.is_success or (
-                    path == ANNOUNCE and reply.status_code not in _AWAY
-                ):  # a refusal costs the database as much
-                    self.rules.take_note(path, request, content, node)
-                await _answer(
-                    send, reply.status_code, content, [pair for pair in said if pair[0] != b"content-length"]
-                )
-            else:
+            if path not in (PULL, ANNOUNCE, PUSH):
                 await send({"type": "http.response.start", "status": reply.status_code, "headers": said})
                 async for piece in reply.aiter_raw():
                     self.traffic.down(node.fingerprint, len(piece))
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
-            return reply.is_success
+                return reply.is_success
+            content = b"".join([piece async for piece in reply.aiter_raw()])
+            self.traffic.down(node.fingerprint, len(content))
+        # a refused announcement costs the database as much as an accepted one
+        if reply.is_success or (path == ANNOUNCE and reply.status_code not in _AWAY):
+            self.rules.take_note(path, request, content, node)
+        if reply.is_success and self.holds is not None:
+            self.holds.take_note(path, request, content, node)
+            if path == PULL and not content:  # there is no message
+                await self.holds.hold(posted)
+        await _answer(
+            send, reply.status_code, content, [pair for pair in said if pair[0] != b"content-length"]
+        )
+        return reply.is_success
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until the SuperLink has few other requests of nodes."""
+        try:
+            async with asyncio.timeout(_TURN):
+                await self.turns.acquire()
+        except TimeoutError:
+            raise Refused("waited too long for the SuperLink; it may try again", "busy", 503) from None
+        try:
+            yield
+        finally:
+            self.turns.release()
 
 
 def _declared(headers: dict[bytes, bytes]) -> int:
@@ -302,6 +329,9 @@ def main() -> None:
         "--quota", type=int, default=sys.maxsize, help="bytes of replies that a node may send in a round"
     )
     parser.add_argument("--round", type=Path, help="the file that every committed round replaces")
+    parser.add_argument(
+        "--notices", type=Path, help="the server's folder, which names the sockets of notices"
+    )
     for limit in fields(Limits):
         parser.add_argument(
             f"--{limit.name.replace('_', '-')}",
@@ -322,6 +352,8 @@ def main() -> None:
     )
 
     async def serve() -> None:
+        notices = None if given.notices is None else Notices(given.notices, POSTED)
+        holds = Holds(notices)
         proxy = Proxy(
             given.upstream,
             ssl.create_default_context(cafile=given.authority),
@@ -331,8 +363,11 @@ def main() -> None:
             Refusals(given.refusals, given.round),
             counter,
             TrafficCounter(given.traffic),
+            holds,
         )
-        await Server(proxy, context, limits, counter).serve(given.host, given.port)
+        await Server(proxy, context, limits, counter, holds.end).serve(given.host, given.port)
+        if notices is not None:
+            notices.close()
 
     asyncio.run(serve())
 

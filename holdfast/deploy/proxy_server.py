@@ -42,7 +42,16 @@ class ReplyTooSlow(Exception):
 class Server:
     """Accepts connections and passes requests to the app."""
 
-    def __init__(self, app: App, context: ssl.SSLContext, limits: Limits, counter: RefusalCounter):
+    def __init__(
+        self,
+        app: App,
+        context: ssl.SSLContext,
+        limits: Limits,
+        counter: RefusalCounter,
+        stopping: Callable[[], None] = lambda: None,
+    ):
+        """`stopping` is called when no more connections are accepted and requests in progress should end."""
+        self.stopping = stopping
         self.app, self.context, self.limits, self.counter = app, context, limits, counter
         self.connections = Connections(limits)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -65,6 +74,7 @@ class Server:
             task.cancel()
         for listener in listeners:
             listener.close()
+        self.stopping()
         await self._finish()
         for task in done - {waiting}:
             task.result()  # accepting ends only by an error

@@ -7,8 +7,7 @@ the envelope does not prove is dropped. Then the payload is fetched record by re
 against its digest, until there are more pieces, bytes or levels than the task's schema allows; arrays are
 built only when their lengths are known.
 
-This file, flower.py and object_children.py are the only ones that use private parts of Flower (here flwr
-1.41: the runtime client of HttpGrid)."""
+This file uses a private part of flwr 1.41: the runtime client of HttpGrid."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from holdfast.deploy.keys import load_private
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.messaging import Messaging
 from holdfast.deploy.node import expected, federated
+from holdfast.deploy.notices import ANSWERED, Notices
 from holdfast.experiment.config import Config
 from holdfast.experiment.runner import RunCallbacks
 from holdfast.sweeps.session import resume, start
@@ -63,6 +64,21 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
     wait_settings = WaitSettings(**waits)
     ledger = Ledger(Path(str(settings["ledger"]))) if settings.get("ledger") else None
     messaging = Messaging(grid) if ledger is None else _signed_messaging(grid, ledger)
+    try:
+        return _run(settings, config, out, messaging, wait_settings, ledger)
+    finally:
+        if messaging.notices is not None:
+            messaging.notices.close()
+
+
+def _run(
+    settings: Mapping[str, Any],
+    config: Config,
+    out: Path,
+    messaging: Messaging,
+    wait_settings: WaitSettings,
+    ledger: Ledger | None,
+) -> dict[str, Any]:
     admission = _admission(messaging, config, wait_settings, ledger, int(settings.get("strikes", 3)))
     engine, audit = FlowerEngine(messaging, config, admission, wait_settings), Audit(ledger, out)
     watch = RunCallbacks(say=lambda line: log(INFO, line), moved=audit.follow, planned=audit.begin)
@@ -92,6 +108,7 @@ def _signed_messaging(grid: Grid, ledger: Ledger) -> Messaging:
         key=load_private(folder / "orders.key"),
         head=lambda: head.read_text() if head.exists() else "",
         mark=mark,
+        notices=Notices(folder, ANSWERED),
     )
 
 

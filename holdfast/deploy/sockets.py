@@ -1,4 +1,4 @@
-"""The Unix sockets on which the trainers of nodes listen, in a folder that only their owner can open."""
+"""The Unix sockets of trainers and of notices, in a folder that only their owner can open."""
 
 from __future__ import annotations
 
@@ -20,13 +20,22 @@ def _home() -> Path:
 
 def socket_of(folder: Path) -> Path:
     """Return the path of the socket of one node's trainer."""
+    return _named(folder, ".sock")
+
+
+def notices_of(folder: Path, receiver: str) -> Path:
+    """Return the path of the socket on which this receiver gets its notices."""
+    return _named(folder, f".{receiver}")
+
+
+def _named(folder: Path, suffix: str) -> Path:
     home = _home()
     home.mkdir(mode=0o700, exist_ok=True)
     if not _is_ours(home):
         raise RunError(
             f"{home} belongs to another user or is open to others; remove it, or set XDG_RUNTIME_DIR"
         )
-    return home / f"{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:20]}.sock"
+    return home / f"{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:20]}{suffix}"
 
 
 def _is_ours(home: Path) -> bool:
@@ -51,12 +60,13 @@ def listen(path: Path) -> socket.socket:
 
 
 def remove_left_over() -> None:
-    """Remove the sockets of killed trainers, on which no process listens."""
+    """Remove the sockets of killed processes, on which none listens."""
     home = _home()
     if not home.exists() or not _is_ours(home):
         return
-    for path in home.glob("*.sock"):
-        with socket.socket(socket.AF_UNIX) as line:
+    for path in (*home.glob("*.sock"), *home.glob("*.answered"), *home.glob("*.posted")):
+        kind = socket.SOCK_STREAM if path.suffix == ".sock" else socket.SOCK_DGRAM
+        with socket.socket(socket.AF_UNIX, kind) as line:
             line.setblocking(False)  # a busy one is in use
             try:
                 line.connect(str(path))

@@ -3,8 +3,8 @@ begin with an import.
 
     python -m holdfast.deploy.trainer --socket PATH
 
-The ClientApp, which Flower starts anew for every message, passes the request on through a Unix socket that
-only the node's owner can open. A frame is the length of a JSON index, the index, and the arrays' bytes:
+The process that talks to the server passes the request on through a Unix socket that only the node's owner
+can open. A frame is the length of a JSON index, the index, and the arrays' bytes:
 nothing in it can run code."""
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from holdfast.core.errors import in_print
 from holdfast.core.reading import is_whole, parse_json
 from holdfast.deploy.heartbeat import show_life
+from holdfast.deploy.memory import give_back_memory
 from holdfast.deploy.sockets import listen
 
 _MOST = 1 << 34  # bytes of the arrays of a frame: more is a mistake
@@ -68,7 +69,8 @@ def serve(path: Path) -> None:
                         # else it was only a check whether a trainer listens
                         if line.recv(1, socket.MSG_PEEK):
                             _answer(line, worker)
-                    except (OSError, ValueError) as error:  # the ClientApp is gone, or it is another program
+                            give_back_memory()
+                    except (OSError, ValueError) as error:  # the other side is gone, or it is another program
                         print(f"a request failed: {error}", file=sys.stderr, flush=True)
         finally:
             path.unlink(missing_ok=True)

@@ -11,24 +11,27 @@ from __future__ import annotations
 import json
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import RunError, in_print
 from holdfast.core.reading import read_json
 from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.enrolment import Enrolment
+from holdfast.deploy.flower_app import write_app
 from holdfast.deploy.heartbeat import ServerContact
 from holdfast.deploy.keys import ready_certificates
 from holdfast.deploy.ledger_lines import line_of
 from holdfast.deploy.metrics import MetricsServer
 from holdfast.deploy.node_processes import Say, client_of, start_again, start_node
-from holdfast.deploy.processes import HOST, Processes, free_port, in_use, options, write_app
+from holdfast.deploy.processes import HOST, Processes, free_port, in_use, options
 from holdfast.deploy.project import Project
 from holdfast.deploy.refusals import ProxyStrikes
 from holdfast.deploy.registered import RegisteredKeys
 from holdfast.storage.store import Store
 
 _LINK = "link"
+_SELDOM = 60.0  # seconds between two questions how a run stands, while all seems well
 _SOON = 60.0  # seconds within which a restarted process should not stop again
 _MOST_STOPS = 5  # of a process of the server in a row, each within that time
 
@@ -159,6 +162,7 @@ class RunningFederation:
                 refusals=self.refusals.file,
                 traffic=server / "traffic.json",
                 round=self.project.run / "head.json",
+                notices=server,
             ),
             module=True,
         )
@@ -254,8 +258,9 @@ class RunningFederation:
             self.refusals.add_to(self.ledger)
             self._report()
             # Asking costs Flower's command line a second of computing, so it is done seldom until there is a
-            # result.
-            if time.monotonic() - asked > (1 if result.exists() else 10):
+            # result, and hardly ever while the ServerApp is there.
+            since = time.monotonic() - asked
+            if since > (1 if result.exists() else _SELDOM if since > 10 and self._serves() else 10):
                 try:
                     listed = self.processes.flwr("list", _LINK, "--run-id", run)["runs"][0]
                     if listed["status"].startswith("finished"):
@@ -270,6 +275,16 @@ class RunningFederation:
                     f" {self.project.path}` continues it"
                 )
             time.sleep(1)
+
+    def _serves(self) -> bool:
+        """Return whether there is a ServerApp."""
+        for pid in self.processes.alive():
+            try:
+                if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return True
+            except OSError:  # just gone
+                continue
+        return False
 
     def _restart_processes(self) -> None:
         """Restart processes that have died or hang. Raise an error if a process of the server dies repeatedly

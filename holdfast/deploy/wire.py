@@ -4,8 +4,10 @@ unpickled, and memory is taken only after the length was checked.
 
     request   header: what is asked, and when          bank: this client's models [m, size]          extra:
               its row of further tensors
-    reply     fields: one array per field of the task's schema
+    reply     fields: an array for each large field of the task's schema          small: all other fields
 
+The small fields travel together, as hexadecimal digits: every object of a message costs the SuperLink several
+statements in its database, and an array takes two objects, whether it has one number or a million.
 The record `post` is the envelope (envelope.py)."""
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +34,7 @@ from holdfast.deploy.replies import Malformed, ReplyLimits
 _HEADER_ROOM = 1024  # an .npy header of a plain array takes 128 bytes
 _ENVELOPE_ROOM = 1 << 16
 _CHUNK = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+_SMALL_FIELD, _SMALL_FIELDS = 256, 64  # bytes of a small field, and how many there may be in a reply
 _ROUNDS, _THREADS = 10**9, 4096  # a node names files by round and step, and starts so many threads
 _LABEL = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]{0,99}")
 _DTYPES = {
@@ -141,17 +145,26 @@ def _places(pick: object) -> list[int]:
 
 def pack_fields(sent: Mapping[str, Tensor]) -> RecordDict:
     """Return a client's reply; every tensor has one row."""
-    return RecordDict({"fields": ArrayRecord({name: _array(value[0]) for name, value in sent.items()})})
+    small = [name for name, value in sent.items() if value[0].nbytes <= _SMALL_FIELD][:_SMALL_FIELDS]
+    digits: dict[str, Any] = {name: _bytes_of(sent[name][0]).hex() for name in small}
+    arrays = {name: _array(value[0]) for name, value in sent.items() if name not in digits}
+    return RecordDict({"fields": ArrayRecord(arrays), "small": ConfigRecord(digits)})
 
 
 def read_fields(content: RecordDict, schema: Schema, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return one client's reply as tensors with one row. Names, sizes, dtypes and shapes are checked; values
     are checked by the screen."""
-    expect_names("records", set(content), {"fields", ENVELOPE})
-    sent = _arrays(content, "fields")
-    expect_names("fields", set(sent), set(schema))
+    expect_names("records", set(content), {"fields", "small", ENVELOPE})
+    sent, small = _arrays(content, "fields"), config_record(content, "small")
+    expect_names("fields", set(sent) | set(small), set(schema))
+    if both := set(sent) & set(small):
+        raise Malformed(f"{min(both)} is there twice")
     return {
-        name: _tensor(name, sent[name], field.shape, field.dtype or dtype)[None]
+        name: (
+            _tensor(name, sent[name], field.shape, field.dtype or dtype)
+            if name in sent
+            else _small_tensor(name, small[name], field.shape, field.dtype or dtype)
+        )[None]
         for name, field in schema.items()
     }
 
@@ -166,6 +179,27 @@ def limits_of(schema: Schema, dtype: torch.dtype) -> ReplyLimits:
 
 def _array(value: Tensor) -> Array:
     return Array(np.ascontiguousarray(value.detach().cpu().numpy()).reshape(tuple(value.shape)))
+
+
+def _bytes_of(value: Tensor) -> bytes:
+    return np.ascontiguousarray(value.detach().cpu().numpy()).tobytes()
+
+
+def _small_tensor(name: str, digits: object, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Decode a small field, whose form is known."""
+    size = _bytes(shape, dtype)
+    if not isinstance(digits, str) or len(digits) != 2 * size or size > _SMALL_FIELD:
+        raise Malformed(f"{name} is not the {2 * size} digits of a small field")
+    try:
+        data = bytes.fromhex(digits)
+    except ValueError:
+        data = b""
+    if len(data) != size:  # spaces are skipped between digits
+        raise Malformed(f"{name} is not the {2 * size} digits of a small field")
+    truth = dtype == torch.bool  # of which any byte but 0 and 1 would be added up as it is
+    kind: Any = np.uint8 if truth else next(kind for kind, known in _DTYPES.items() if known == dtype)
+    values = torch.from_numpy(np.frombuffer(data, dtype=kind).reshape(shape).copy())
+    return values != 0 if truth else values
 
 
 def _tensor(

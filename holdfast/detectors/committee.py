@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from scipy.special import stdtrit
 from torch import Tensor
 
 from holdfast.core.recorded_table import RecordedTable
@@ -310,6 +309,8 @@ class Committee(Detector):
         k = len(scores)
         if k < 2:
             return tau
+        from scipy.special import stdtrit  # only a server needs it; it takes ten megabytes
+
         width = float(stdtrit(k - 1, 1 - self.significance)) * float(scores.std())  # Student's t
         single = self.rule == "prediction-interval"  # where the next score may lie, not where the mean does
         bound = float(scores.mean()) - width * math.sqrt(1 + 1 / k if single else 1 / k)

@@ -24,6 +24,7 @@ from holdfast.deploy.node import federated  # noqa: E402
 from holdfast.deploy.wire import Header  # noqa: E402
 from holdfast.experiment.loop import Experiment  # noqa: E402
 from holdfast.results.run import Run  # noqa: E402
+from tests.deploy import reply_fields  # noqa: E402
 from tests.deploy.keyed_world import World, spoil  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.node_keys import a_key  # noqa: E402
@@ -367,7 +368,7 @@ def test_the_ledger_names_the_client_whose_reply_was_read_when_the_server_died(
         """Nothing is run after it, as after SIGKILL."""
 
     def kill(content: Any, *args: Any) -> Any:
-        if float(content["fields"]["count"].numpy()) == counts[1]:
+        if float(reply_fields.field(content, "count")) == counts[1]:
             (tmp_path / "copy.json").write_bytes((tmp_path / "reading.json").read_bytes())
             raise Killed
         return read(content, *args)

@@ -40,6 +40,7 @@ from holdfast.methods.averaging import Averaging  # noqa: E402
 from holdfast.methods.base import ClientRule, Method  # noqa: E402
 from holdfast.results.run import Run  # noqa: E402
 from holdfast.storage.store import Store, read_tensors  # noqa: E402
+from tests.deploy import reply_fields  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import (
     assert_same_runs,
@@ -434,9 +435,9 @@ def test_a_bad_reply_is_refused_with_its_reason(
     field: str, value: float | None, reason: str, tmp_path: Path
 ) -> None:
     def spoil(reply: Message) -> Message:
-        arrays = reply.content["fields"]
-        old = torch.from_numpy(arrays[field].numpy().copy()) if field in arrays else torch.zeros(3)
-        arrays[field] = wire._array(old[:-1] if value is None else torch.full_like(old, value))
+        old = torch.zeros(3) if field == "extra" else reply_fields.field(reply.content, field)
+        changed = old[:-1] if value is None else torch.full_like(old, value)
+        reply_fields.put(reply.content, field, changed)
         return reply
 
     config = write_config(tmp_path, "fedavg", rounds=1, train="norm_cap = 100.0")
@@ -482,8 +483,8 @@ def test_a_federation_has_a_cap_unless_it_is_set(train: str, refused: dict[str, 
 def test_a_lying_measurement_is_refused(field: str, value: float, reason: str, tmp_path: Path) -> None:
     def lie(request: Message, reply: Message) -> Message:
         if (request.metadata.dst_node_id, request.metadata.message_type) == (1000, "evaluate"):
-            assert f"test/{field}" in reply.content["fields"]
-            reply.content["fields"][f"test/{field}"] = wire._array(torch.tensor(value, dtype=torch.float64))
+            assert f"test/{field}" in reply.content["small"]
+            reply_fields.put(reply.content, f"test/{field}", torch.tensor(value, dtype=torch.float64))
         return reply
 
     config = write_config(tmp_path, "fedavg", rounds=1, train='[evaluate]\nmetrics = ["auc"]')
@@ -506,9 +507,7 @@ def test_a_measured_loss_without_end_is_left_out_of_the_rounds_mean(value: float
 
     def lie(request: Message, reply: Message) -> Message:
         if request.metadata.message_type == "evaluate" and request.metadata.dst_node_id in liars:
-            reply.content["fields"]["test/global/loss"] = wire._array(
-                torch.tensor(value, dtype=torch.float64)
-            )
+            reply_fields.put(reply.content, "test/global/loss", torch.tensor(value, dtype=torch.float64))
         return reply
 
     federate(config, out, tamper=lie)

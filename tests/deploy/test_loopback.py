@@ -150,7 +150,7 @@ def assert_worlds_agree(federation: Loopback, trial: Trial, folder: Path) -> Non
 @pytest.mark.slow
 def test_two_nodes_have_the_simulators_bits(tmp_path: Path) -> None:
     """The shortest real federation: FedAvg, one round; nodes without a trainer, who do all their work in the
-    ClientApp."""
+    process that talks to the server."""
     with Loopback(tmp_path / "flower", clients=2, resident=False) as federation:
         assert_worlds_agree(federation, Trial("fedavg", "fedavg", rounds=1), tmp_path)
         assert federation.alive()
@@ -200,9 +200,7 @@ def test_a_killed_launcher_takes_its_federation_with_it(tmp_path: Path) -> None:
         end = (
             time.monotonic() + 300
         )  # generous: on a busy machine eight Pythons that import Flower take over a minute
-        while (
-            len(alive()) < 6 and time.monotonic() < end
-        ):  # SuperLink, 3 SuperNodes, and some of what these start
+        while len(alive()) < 6 and time.monotonic() < end:  # SuperLink, and 3 nodes with 2 processes each
             time.sleep(0.2)
         assert len(alive()) >= 6
     finally:

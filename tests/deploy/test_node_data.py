@@ -21,7 +21,6 @@ from holdfast.data.federation import build_federation  # noqa: E402
 from holdfast.data.node_data import from_folder, from_function, holding  # noqa: E402
 from holdfast.data.sources.declared import Declared  # noqa: E402
 from holdfast.data.split import Split  # noqa: E402
-from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.node import Node, federated, fingerprint  # noqa: E402
 from holdfast.deploy.node_worker import NodeHome  # noqa: E402
 from holdfast.deploy.project import open_node  # noqa: E402
@@ -31,6 +30,7 @@ from holdfast.experiment.config_tables import read_config  # noqa: E402
 from holdfast.experiment.loop import Experiment  # noqa: E402
 from holdfast.storage.store import Store  # noqa: E402
 from tests.data.folders import encode, write_table  # noqa: E402
+from tests.deploy import reply_fields  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import same_bits, simulate, write_config  # noqa: E402
 
@@ -141,7 +141,7 @@ def test_a_count_outside_the_declared_range_is_refused(tmp_path: Path) -> None:
     def lie(request: Message, reply: Message) -> Message:
         node, kind = request.metadata.dst_node_id, request.metadata.message_type
         if kind == "train" and node in (1000, 1002):
-            reply.content["fields"]["count"] = wire._array(torch.tensor(5000.0 if node == 1000 else 1.0))
+            reply_fields.put(reply.content, "count", torch.tensor(5000.0 if node == 1000 else 1.0))
         return reply
 
     homes = write_homes(tmp_path / "homes", write_config(tmp_path, "fedavg"))
@@ -156,7 +156,7 @@ def test_a_count_outside_the_declared_range_is_refused(tmp_path: Path) -> None:
 def test_where_data_is_divided_no_client_may_claim_more_than_the_largest_share(tmp_path: Path) -> None:
     def lie(request: Message, reply: Message) -> Message:
         if (request.metadata.message_type, request.metadata.dst_node_id) == ("train", 1001):
-            reply.content["fields"]["count"] = wire._array(torch.tensor(100_000.0))
+            reply_fields.put(reply.content, "count", torch.tensor(100_000.0))
         return reply
 
     config = write_config(tmp_path, "fedavg", rounds=1)

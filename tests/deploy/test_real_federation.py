@@ -89,12 +89,12 @@ def change(reply, request):
     return reply
 """
 HALF = """
-import flwr.supernode.start_client_internal as supernode
-push = supernode.push_object_contents_from_iterable
+import holdfast.deploy.fleet_connection as connection
+push = connection.push_objects
 def half(*args, **options):
     if not (here / 'half').exists():
         push(*args, **options)
-supernode.push_object_contents_from_iterable = half
+connection.push_objects = half
 def change(reply, request):
     (here / 'half').touch() if asked(request) == ('train', 1) else (here / 'half').unlink(missing_ok=True)
     return reply
@@ -300,9 +300,7 @@ def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None
         up, nodes = begin("resume")
         until(lambda: committed() > done, up, *nodes)
         trainers = [
-            pid
-            for pid in on_nodes[0].alive()
-            if b"holdfast.deploy.trainer" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            pid for pid in on_nodes[0].alive() if Path(f"/proc/{pid}/comm").read_text().startswith("trainer")
         ]
         assert trainers
         for pid in trainers:
@@ -380,15 +378,7 @@ import signal
 def change(reply, request):
     if asked(request) == ('score', 1) and not request.content['header']['discard_state'] and not (here / 'gone').exists():
         (here / 'gone').touch()
-        supernode = ('HOLDFAST_ALIVE=' + os.environ['HOLDFAST_ALIVE'].replace('superexec', 'node')).encode()
-        for process in pathlib.Path('/proc').glob('[0-9]*/environ'):
-            try:
-                if supernode in process.read_bytes().split(b'\\0'):
-                    os.kill(int(process.parent.name), signal.SIGTERM)
-            except OSError:
-                pass
-        import time
-        time.sleep(600)
+        os.kill(os.getpid(), signal.SIGTERM)
     return reply
 lie(change)
 """  # noqa: E501

@@ -61,30 +61,10 @@ def test_a_boosted_node_is_banned_by_fedcap_and_stays_banned(tmp_path: Path) -> 
     assert len(project.ledger().of("round")) > len(rounds)
 
 
-def working(up: RunningFederation) -> int:
-    """The SuperExec of a node, in the middle of a message."""
-    own = {
-        process.pid
-        for name, process in up.processes.started.items()
-        if name.removeprefix("superexec").isdigit()
-    }
-    end = time.monotonic() + 240
-    while time.monotonic() < end:
-        for pid in up.processes.alive():
-            try:
-                if b"flwr-clientapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                    if parent in own:
-                        return parent
-            except OSError:  # just gone
-                continue
-    raise AssertionError("no ClientApp has worked")
-
-
 VICTIMS = [
     ("superlink",),
     ("superexec", "proxy"),
-    ("superexec of a node", "trainer1"),
+    ("trainer0", "forks"),
     ("node1", "serverapp"),
 ]
 """Those of one group are killed together, each group in another round."""
@@ -97,7 +77,10 @@ def pids_of(up: RunningFederation, victim: str) -> list[int]:
             for pid in up.processes.alive()
             if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
-    return [working(up) if victim == "superexec of a node" else up.processes.started[victim].pid]
+    if victim == "forks":
+        assert up.processes.forks is not None
+        return [up.processes.forks.process.pid]
+    return [up.processes.started[victim].pid]
 
 
 @pytest.mark.long
@@ -110,7 +93,7 @@ def test_processes_killed_in_mid_round_leave_the_undisturbed_model(tmp_path: Pat
     def kill(up: RunningFederation, line: str) -> None:
         if line.startswith("round ") and "took part" in line and len(killed) < len(sum(VICTIMS, ())):
             group = VICTIMS[int(line.removeprefix("round ").partition(":")[0]) - 1]
-            time.sleep(3)  # into the next round
+            time.sleep(0.5)  # into the next round
             for victim in group:
                 killed[victim] = pids_of(up, victim)
                 for pid in killed[victim]:

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict  # noqa: E402
 
-from holdfast.core.types import Exchange  # noqa: E402
+from holdfast.core.types import Exchange, Field  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.messaging import Malformed  # noqa: E402
 from tests.deploy.wire_cases import BANK, FIELDS, GOOD, HEADER, SCHEMA, exchange, header, npy, raw, sent, told  # noqa: E402
@@ -158,6 +158,7 @@ def test_a_reply_arrives_bit_by_bit() -> None:
 )
 def test_a_malformed_array_is_refused(data: bytes, reason: str) -> None:
     content = sent(wire.pack_fields(FIELDS))
+    del content["small"]["update"]
     content["fields"]["update"] = raw(data)
     with pytest.raises(Malformed, match=f"^update .*({reason})"):
         wire.read_fields(content, SCHEMA, torch.float32)
@@ -172,7 +173,34 @@ def test_wrong_names_are_refused() -> None:
         with pytest.raises(Malformed, match="records"):
             wire.read_fields(content, SCHEMA, torch.float32)
     with pytest.raises(Malformed, match="not a table of arrays"):
-        wire.read_fields(sent(RecordDict({"fields": ConfigRecord({})})), SCHEMA, torch.float32)
+        wire.read_fields(
+            sent(RecordDict({"fields": ConfigRecord({}), "small": ConfigRecord({})})), SCHEMA, torch.float32
+        )
+    with pytest.raises(Malformed, match="not a table of settings"):
+        wire.read_fields(
+            sent(RecordDict({"fields": ArrayRecord({}), "small": ArrayRecord({})})), SCHEMA, torch.float32
+        )
+
+
+@pytest.mark.parametrize(
+    "digits", ["", "00" * 15, "00" * 17, " " + "00" * 15 + " ", "zz" * 16, "0" * 31, 5, [0.0]]
+)
+def test_malformed_digits_of_a_small_field_are_refused(digits: object) -> None:
+    content = sent(wire.pack_fields(FIELDS))
+    content["small"]["update"] = digits
+    with pytest.raises(Malformed, match="update is not the 32 digits of a small field"):
+        wire.read_fields(content, SCHEMA, torch.float32)
+
+
+def test_a_field_that_is_there_twice_or_is_too_large_for_digits_is_refused() -> None:
+    content = sent(wire.pack_fields(FIELDS))
+    content["fields"]["update"] = raw(GOOD)
+    with pytest.raises(Malformed, match="update is there twice"):
+        wire.read_fields(content, SCHEMA, torch.float32)
+    large = {"update": Field("update", (100,))}
+    content = sent(RecordDict({"fields": ArrayRecord({}), "small": ConfigRecord({"update": "00" * 400})}))
+    with pytest.raises(Malformed, match="digits of a small field"):
+        wire.read_fields(content, large, torch.float32)
 
 
 def test_a_reason_cannot_command_the_operators_terminal() -> None:
