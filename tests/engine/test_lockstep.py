@@ -86,7 +86,7 @@ def test_a_server_may_ask_for_any_number_of_computations_in_a_row() -> None:
             total += yield One()
         return total
 
-    run_context: Any = SimpleNamespace(label="", round=0)
+    run_context: Any = SimpleNamespace(label="", round=0, share=None)
     alone = RunDriver(run_context, steps())
     drive(Idle(), [alone])
     assert (alone.result, alone.error) == (3000, None)
