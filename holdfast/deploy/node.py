@@ -45,6 +45,9 @@ from holdfast.storage.store import read_tensors, write_atomically, write_tensors
 
 Version = tuple[int, int]
 """Round and step."""
+_FORM = " 2"
+"""Of requests and replies. A node of a Holdfast with another form says so, instead of sending what would be a
+strike."""
 _MARK = 1 << 22  # bytes that are read of a mark: a hundred thousand starts of a server
 
 
@@ -96,7 +99,7 @@ def fingerprint(config: Config, partition: str, initial: Tensor) -> str:
         partition += f" {digest_of(initial)}"
     table["data"].pop("dir")
     table.pop("engine")
-    return hashlib.sha256(f"{json.dumps(table, sort_keys=True)} {partition}".encode()).hexdigest()
+    return hashlib.sha256(f"{json.dumps(table, sort_keys=True)} {partition}{_FORM}".encode()).hexdigest()
 
 
 Bring = Callable[[Declared], Samples]
