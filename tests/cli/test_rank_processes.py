@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -165,7 +166,7 @@ def test_a_killed_rank_ends_the_run_and_another_number_of_ranks_goes_on(tmp_path
     said = run.communicate(timeout=120)[1]
     assert run.returncode == 1
     assert "rank 1 (cpu) was ended by SIGKILL" in said
-    assert "error: rank 1 has ended" in said
+    assert re.search("error: (rank 1|another rank) has ended", said)  # by who of them notices it first
     assert "Traceback" not in said
     assert json.loads((broken / "head.json").read_text())["round"] < 16
 

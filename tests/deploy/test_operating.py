@@ -20,15 +20,15 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_client_that_is_no_longer_banned_comes_back_with_its_key(tmp_path: Path) -> None:
-    """`quorum` 1: the last round waits for it. Meanwhile the metrics say what happens. The third round begins
-    before the ban is removed."""
-    project = found(tmp_path, clients=2, rounds=4, quorum=1.0, wait=PATIENT, metrics=free_port())
+    """Meanwhile the metrics say what happens. Some rounds begin before the ban is removed, and before the node
+    knows of it."""
+    project = found(tmp_path, clients=2, rounds=16, quorum=1.0, wait=PATIENT, metrics=free_port())
     for file in (project.experiment, *project.path.glob("nodes/*/experiment.toml")):
-        file.write_text(file.read_text().replace("[engine]", "[evaluate]\nevery = 4\n[engine]"))
+        file.write_text(file.read_text().replace("[engine]", "[evaluate]\nevery = 16\n[engine]"))
     scraped: dict[int, str] = {}
 
     def operate(up: RunningFederation, line: str) -> None:
-        found = re.match(r"round (\d): \d took part", line)
+        found = re.match(r"round (\d+): \d took part", line)
         if found is not None:
             round = int(found[1])
             assert up.metrics is not None
@@ -46,7 +46,7 @@ def test_a_client_that_is_no_longer_banned_comes_back_with_its_key(tmp_path: Pat
     run_federation(project, disturb=first)
     ledger = project.ledger()
     took_part = [entry.what["took_part"] for entry in ledger.of("round")]
-    assert took_part[:2] == [[0, 1], [0]] and took_part[3] == [0, 1]
+    assert took_part[:2] == [[0, 1], [0]] and took_part[-1] == [0, 1]
     assert ledger.of("rotate") == [] and len(ledger.of("enrol")) == 2
     assert read_json(project.server / "registered.json") == before
     assert read_json(project.server / "suspended.json") == {}
