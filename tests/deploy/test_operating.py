@@ -20,22 +20,23 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_client_that_is_no_longer_banned_comes_back_with_its_key(tmp_path: Path) -> None:
-    """Meanwhile the metrics say what happens. Some rounds begin before the ban is removed, and before the node
-    knows of it."""
+    """Meanwhile the metrics say what happens. Rounds may begin before the server has read of the ban, or of its
+    end."""
     project = found(tmp_path, clients=2, rounds=16, quorum=1.0, wait=PATIENT, metrics=free_port())
     for file in (project.experiment, *project.path.glob("nodes/*/experiment.toml")):
         file.write_text(file.read_text().replace("[engine]", "[evaluate]\nevery = 16\n[engine]"))
-    scraped: dict[int, str] = {}
+    scraped: dict[str, str] = {}
 
     def operate(up: RunningFederation, line: str) -> None:
-        found = re.match(r"round (\d+): \d took part", line)
-        if found is not None:
-            round = int(found[1])
+        found = re.match(r"round (\d+): (\d) took part", line)
+        if found is None:
+            return
+        what = "ban" if found[1] == "1" else "unban" if found[2] == "1" else ""
+        if what and what not in scraped:
             assert up.metrics is not None
             with urllib.request.urlopen(up.metrics.url, timeout=60) as answer:
-                scraped[round] = answer.read().decode()
-            if round < 3:
-                project.ledger().append(("ban", "unban")[round - 1], 1, reason="a trial", by="operator")
+                scraped[what] = answer.read().decode()
+            project.ledger().append(what, 1, reason="a trial", by="operator")
 
     before: dict[str, object] = {}
 
@@ -46,12 +47,12 @@ def test_a_client_that_is_no_longer_banned_comes_back_with_its_key(tmp_path: Pat
     run_federation(project, disturb=first)
     ledger = project.ledger()
     took_part = [entry.what["took_part"] for entry in ledger.of("round")]
-    assert took_part[:2] == [[0, 1], [0]] and took_part[-1] == [0, 1]
+    assert took_part[0] == took_part[-1] == [0, 1] and [0] in took_part
     assert ledger.of("rotate") == [] and len(ledger.of("enrol")) == 2
     assert read_json(project.server / "registered.json") == before
     assert read_json(project.server / "suspended.json") == {}
-    assert "holdfast_round 1\n" in scraped[1] and 'holdfast_nodes{state="present"} 2\n' in scraped[1]
-    assert 'holdfast_nodes{state="banned"} 1\n' in scraped[2] and "holdfast_up 1\n" in scraped[2]
+    assert "holdfast_round 1\n" in scraped["ban"] and 'holdfast_nodes{state="present"} 2\n' in scraped["ban"]
+    assert 'holdfast_nodes{state="banned"} 1\n' in scraped["unban"] and "holdfast_up 1\n" in scraped["unban"]
     seen = Overlook(project).look()
     assert seen.state == "finished" and seen.left is None and seen.count("active") == 2
     assert all(node.up > 10_000 and node.down > 10_000 and not node.present for node in seen.nodes)
