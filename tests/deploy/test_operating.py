@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_client_that_is_no_longer_banned_comes_back_with_its_key(tmp_path: Path) -> None:
-    """Meanwhile the metrics say what happens. Rounds may begin before the server has read of the ban, or of its
-    end."""
+    """Meanwhile the metrics say what happens. Rounds may begin before the server has read of the ban, or of
+    its end."""
     project = found(tmp_path, clients=2, rounds=16, quorum=1.0, wait=PATIENT, metrics=free_port())
     for file in (project.experiment, *project.path.glob("nodes/*/experiment.toml")):
         file.write_text(file.read_text().replace("[engine]", "[evaluate]\nevery = 16\n[engine]"))
