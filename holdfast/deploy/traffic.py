@@ -15,6 +15,7 @@ from holdfast.core.files import as_json, remove_left_over, replace_file
 from holdfast.core.reading import is_number, is_whole, read_json
 
 _EVERY = 5.0  # seconds between two writes
+_SILENT = 60.0  # seconds without a request after which the next one is news
 _MOST = 10**18  # bytes and requests that a file may state
 
 
@@ -74,8 +75,11 @@ class TrafficCounter:
             remove_left_over(file.parent)
 
     def request(self, fingerprint: str) -> None:
-        """Count a request of a node."""
-        self.traffic.of(fingerprint).seen = time.time()
+        """Count a request of a node. The first one, also after a long silence, is written down at once."""
+        node, now = self.traffic.of(fingerprint), time.time()
+        silent, node.seen = now - node.seen, now
+        if silent > _SILENT:
+            self.save(now=True)
 
     def up(self, fingerprint: str, size: int) -> None:
         self.traffic.of(fingerprint).up += size

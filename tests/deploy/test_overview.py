@@ -169,6 +169,17 @@ def test_before_the_first_run(tmp_path: Path) -> None:
     assert samples(prometheus_text(seen))["holdfast_round"] == 0
 
 
+def test_a_node_that_comes_is_written_down_at_once(tmp_path: Path) -> None:
+    counter = TrafficCounter(tmp_path / "traffic.json")
+    for name in ("first", "second"):
+        counter.request(name)
+        assert name in read_traffic(tmp_path / "traffic.json").nodes
+    (tmp_path / "traffic.json").unlink()
+    counter.request("first")
+    counter.save()
+    assert not (tmp_path / "traffic.json").exists()  # nothing new: it waits for the next turn
+
+
 def test_counts_survive_a_new_proxy_and_damaged_files(tmp_path: Path) -> None:
     file = tmp_path / "traffic.json"
     for _ in range(2):
