@@ -5,14 +5,15 @@ server, for a new Python process that is started to answer it, and looks for mes
 Here the process that has the connection answers the message itself, and an empty answer is followed by the
 next question at once: the proxy answers it when there is something (proxy_holds.py).
 
-It uses parts of flwr 1.41 that Flower does not document (FleetHttpClient, HeartbeatSender, and how a message
-is taken apart into objects); tests/deploy/test_fleet_connection.py fails when they change."""
+It uses parts of flwr 1.41 that Flower does not document (FleetHttpClient, and how a message is taken apart
+into objects); tests/deploy/test_fleet_connection.py fails when they change."""
 
 from __future__ import annotations
 
 import os
 import random
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -23,8 +24,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.config import get_fused_config_from_fab
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT, HEARTBEAT_DEFAULT_INTERVAL
 from flwr.common.serde import fab_from_proto, message_from_proto, message_to_proto, run_from_proto
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
@@ -38,8 +38,6 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
-from flwr.supercore.error import FlowerError
-from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
@@ -57,18 +55,18 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
     push_objects,
 )
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from holdfast.core.errors import RunError
+from holdfast.deploy.fleet_headers import FleetHeaders
 from holdfast.deploy.heartbeat import note_away
 from holdfast.deploy.processes import LOST
 
 _AWAY = (502, 503, 504)  # the server does not answer at present
 _TRIES = 5  # after another failure of the server, such as a locked database
 _LONGEST = 20.0  # seconds between two tries
+_BEAT = 0.75 * (HEARTBEAT_DEFAULT_INTERVAL - HEARTBEAT_CALL_TIMEOUT)  # seconds between two signs of life
 _TLS = ("certificate", "ssl", "tls")
 
 
@@ -92,10 +90,7 @@ class FleetConnection:
             superlink,
             insecure=authority is None,
             root_certificates=None if authority is None else authority.read_bytes(),
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                NodeAuthHttpInterceptor(private, public),
-            ],
+            interceptors=[FleetHeaders(private, public)],
         )
         self.reached = False
         self.node = Node()
@@ -117,8 +112,7 @@ class FleetConnection:
 
     def __exit__(self, *_: object) -> None:
         """Tell the server that this node leaves, so that it can come back at once."""
-        if self.heartbeat.is_running:
-            self.heartbeat.stop()
+        self.heartbeat.stop()
         try:
             self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
             if self.registers:
@@ -203,6 +197,8 @@ class FleetConnection:
     def settings_of(self, run: int) -> dict[str, Any]:
         """Return the settings of a run. Only a trial needs them: a node of a federation has its own. They are
         read from the app that Flower sends; nothing of it is executed."""
+        from flwr.common.config import get_fused_config_from_fab
+
         about = run_from_proto(self.call(self.client.GetRun, GetRunRequest(node=self.node, run_id=run)).run)
         request = GetFabRequest(node=self.node, hash_str=about.fab_hash, run_id=run)
         fab = fab_from_proto(self.call(self.client.GetFab, request).fab)
@@ -225,13 +221,28 @@ class FleetConnection:
         return True
 
 
-class Heartbeat(HeartbeatSender):
-    """Ends the process when the heartbeat fails for good: the server would consider the node gone while it
-    goes on asking for messages."""
+class Heartbeat:
+    """Tells the server regularly that the node is there. Ends the process when that fails for good: the
+    server would consider the node gone while it goes on asking for messages."""
+
+    def __init__(self, beat: Callable[[], bool]):
+        self.beat, self.stopped = beat, threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.thread.join()
 
     def _run(self) -> None:
+        tries = 0
         try:
-            super()._run()
+            while not self.stopped.is_set():
+                tries = 0 if self.beat() else tries + 1
+                longest = min(_LONGEST, 2.0**tries) if tries else _BEAT
+                self.stopped.wait(longest * random.uniform(0.8, 1.0))
         except BaseException:
             traceback.print_exc()
             leave(LOST, "the heartbeat has stopped; this node exits")
@@ -244,6 +255,8 @@ def leave(code: int, line: str) -> None:
 
 
 def _explained(error: Exception) -> str:
+    from flwr.supercore.error import FlowerError
+
     if isinstance(error, httpx.HTTPStatusError) and (said := FlowerError.from_json(error.response.text)):
         return f"[code: {said.code}] {said.message}"
     return str(error) or type(error).__name__

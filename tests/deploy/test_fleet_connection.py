@@ -254,3 +254,22 @@ def test_questions_that_are_answered_at_once_become_seldom_and_held_ones_do_not(
     pause = Pause()
     assert [pause.after(0.0) for _ in range(7)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert pause.after(10.0) == 0.0 and pause.after(0.1) == 0.05
+
+
+def test_a_heartbeat_that_fails_is_tried_again_soon_and_one_that_is_refused_ends_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, waited, left = iter([True, False, False, False, False, False, False, True]), [], []
+    beating = fleet_connection.Heartbeat(lambda: next(said))
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        return False
+
+    monkeypatch.setattr(beating.stopped, "wait", wait)
+    monkeypatch.setattr(fleet_connection, "leave", lambda code, line: left.append((code, line)))
+    monkeypatch.setattr(fleet_connection.random, "uniform", lambda low, high: high)
+    beating._run()  # until nothing is left to say, which is an error
+    usual = 0.75 * (fleet_connection.HEARTBEAT_DEFAULT_INTERVAL - fleet_connection.HEARTBEAT_CALL_TIMEOUT)
+    assert waited == [usual, 2, 4, 8, 16, 20, 20, usual]
+    assert left == [(fleet_connection.LOST, "the heartbeat has stopped; this node exits")]
