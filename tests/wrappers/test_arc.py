@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.wrappers.arc import AdaptiveRobustClipping
 from tests.checks.aggregator_cases import context_of
+from tests.helpers import run_all
 from tests.wrappers.recording_aggregator import Look
 
 
@@ -57,3 +60,35 @@ def test_no_attack_makes_the_mean_longer_than_the_longest_honest_update() -> Non
             rule = AdaptiveRobustClipping()(Mean(f=f))
             got = rule(x, torch.full((13,), 1 / 13, dtype=torch.float64), {}, context_of(x, assumed=f))
             assert float(got.value.norm()) <= honest * (1 + 1e-12) and not got.fallback
+
+
+@pytest.mark.slow
+def test_it_helps_where_clients_differ_much(tmp_path: Path) -> None:
+    """The paper's main claim: around mixing and the trimmed mean, ARC makes robust gradient descent more
+    accurate where data differ extremely, and a fixed bound does not. Three of twelve attackers; where data
+    differ less (Dirichlet 0.3), it gained 0.06 under `ipm` and lost 0.02 under `label-flip`."""
+    table = {
+        "data": {
+            "name": "digits",
+            "clients": 12,
+            "partition": {"name": "dirichlet", "beta": 0.05, "min_samples": 4},
+        },
+        "model": {"name": "mlp", "hidden": 32},
+        "train": {"rounds": 150, "local_steps": 1, "batch_size": 50, "lr": 0.3, "dtype": "float32"},
+        "evaluate": {"every": 150},
+    }
+    wraps = {"none": [], "clip": [{"name": "clip", "norm": 0.1, "unit": "absolute"}], "arc": ["arc"]}
+    for attack in ({"name": "ipm", "eps": 5.0}, {"name": "label-flip", "flip": "mirrored"}):
+        cells = [
+            {
+                **table,
+                "attack": {**attack, "fraction": 0.25},
+                "aggregator": {"name": "trimmed-mean", "f": 0.25, "wrap": ["nnm", *wrap]},
+                "seed": seed,
+            }
+            for wrap in wraps.values()
+            for seed in (0, 1)
+        ]
+        runs = run_all(cells, tmp_path / attack["name"])
+        found = [sum(run.final["accuracy"] for run in runs[i : i + 2]) / 2 for i in (0, 2, 4)]
+        assert found[2] > found[0] + 0.05 and found[2] > found[1] + 0.05, (attack, found)
