@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
 from holdfast.aggregators.geometry import blocks, distances, total
 from holdfast.aggregators.krum import one_by_one
-from holdfast.aggregators.ordered import by_id, columns_in_order, tally
+from holdfast.aggregators.ordered import around_the_median, by_id, columns_in_order
 from holdfast.core.columns import Reads
 from holdfast.core.device import to_device
 from holdfast.core.registry import register
@@ -69,23 +69,8 @@ def chosen_and_trimmed(x: Tensor, ids: Tensor, f: int) -> tuple[Tensor, Tensor]:
     order = chosen.gather(-1, by_id(ids.gather(-1, chosen), x))
     value, counts = torch.empty_like(x[..., 0, :]), torch.zeros_like(order)
     for columns in blocks(x):
-        value[..., columns], found = _around_the_median(*columns_in_order(x, order, columns), n - 4 * f)
+        value[..., columns], found = around_the_median(*columns_in_order(x, order, columns), n - 4 * f)
         counts += found
     counts = total(counts)
     shares = (counts.double() / counts.sum(dim=-1, keepdim=True)).to(x.dtype)
     return value, x.new_zeros(x.shape[:-1]).scatter_(-1, order, shares)
-
-
-def _around_the_median(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The means of so many values nearest to the median, and at how many coordinates each client's value was
-    in them. In ascending order these lie side by side: their window moves up as long as the value it leaves
-    is farther off than the one it takes in. Of equal values at its lower end it has those of the highest ids,
-    which makes a difference to the weights only."""
-    d, m = values.shape[-2:]
-    middle = values[..., (m - 1) // 2 : m // 2 + 1].mean(dim=-1, keepdim=True)
-    up = middle - values[..., : m - count] > values[..., count:] - middle
-    start = up.sum(dim=-1, keepdim=True)
-    value = values.gather(-1, start + torch.arange(count, device=values.device)).mean(dim=-1)
-    outside = torch.arange(m - count, device=values.device)  # fewer to count than those in it
-    outside = torch.where(outside < start, outside, outside + count)
-    return value, d - tally(places.gather(-1, outside), m)

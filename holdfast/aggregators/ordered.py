@@ -81,6 +81,21 @@ def _middle(values: Tensor, places: Tensor, middle: slice) -> tuple[Tensor, Tens
     return values[..., middle].mean(dim=-1), tally(places[..., middle], values.shape[-1])
 
 
+def around_the_median(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The means of so many values nearest to the median, and at how many coordinates each client's value was
+    in them. In ascending order these lie side by side: their window moves up as long as the value it leaves
+    is farther off than the one it takes in. Of equal values at its lower end it has those of the highest ids,
+    which makes a difference to the weights only."""
+    d, m = values.shape[-2:]
+    middle = values[..., (m - 1) // 2 : m // 2 + 1].mean(dim=-1, keepdim=True)
+    up = middle - values[..., : m - count] > values[..., count:] - middle
+    start = up.sum(dim=-1, keepdim=True)
+    value = values.gather(-1, start + torch.arange(count, device=values.device)).mean(dim=-1)
+    outside = torch.arange(m - count, device=values.device)  # fewer to count than those in it
+    outside = torch.where(outside < start, outside, outside + count)
+    return value, d - tally(places.gather(-1, outside), m)
+
+
 def lowest(scores: Tensor, m: int, ids: Tensor) -> Tensor:
     """The rows of the m lowest scores; of equal scores the lower id comes first."""
     order = by_id(ids, scores)

@@ -48,5 +48,10 @@ class Clip(Around):
     def shortened(self, x: Tensor) -> Tensor:
         length = norms(x)
         bound = self.norm * length.quantile(0.5, dim=-1, keepdim=True) if self.unit == "median" else self.norm
-        shrink = (bound / length).nan_to_num(1.0).clamp(max=1.0)  # 0 / 0: an update of no length stays
-        return shrink[..., None].to(x.dtype) * x
+        return to_length(x, length, bound)
+
+
+def to_length(x: Tensor, length: Tensor, bound: Tensor | float) -> Tensor:
+    """A copy of the updates with at most this length."""
+    shrink = (bound / length).nan_to_num(1.0).clamp(max=1.0)  # 0 / 0: an update of no length stays
+    return shrink[..., None].to(x.dtype) * x

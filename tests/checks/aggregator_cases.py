@@ -59,6 +59,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dnc": [{"coordinates": 11}],
     "residual": [{"variant": "authors"}],
     "fedcpa": [{"variant": "authors"}],
+    "mda": [{"limit": 0}],
+    "monna": [{"reference": "root"}],
+    "smea": [{"limit": 1}],
+    "autogm": [{"unit": "absolute"}],
+    "lasa": [{"variant": "authors"}],
 }
 """Settings beside the default ones that take other ways through a rule."""
 EVERY_WAY = [

@@ -20,9 +20,9 @@ ONE_BY_ONE = {"fedcpa"}
 parameters, model by model."""
 ROUNDED = {"rfa": 1e-10}
 """RFA takes distances from products of rows where at least seven of their digits are left."""
-MIXED = ROUNDED | {"residual": 1e-8}
-"""Around `residual`: wrappers hand on updates that differ in the last digit, and distances to its lines are
-as small as a millionth of updates with a large part in common."""
+MIXED = ROUNDED | {"residual": 1e-8, "caf": 1e-8, "autogm": 1e-8}
+"""Wrappers hand on updates that differ in the last digit, and distances to the lines of `residual`, or
+between updates with a large part in common, are as small as a millionth of these."""
 SETTINGS: dict[str, dict[str, Any]] = {"gas": {"p": 5}}
 """Of wrappers: few groups, so that the groups of `gas` have several coordinates."""
 NESTED = [
