@@ -41,6 +41,8 @@ def apply(
     return rule(x, w, rule.init(ctx.layout), ctx)
 
 
+EXACT: dict[str, dict[str, Any]] = {"flame": {"noise": 0.0}}
+"""Settings with which a rule that adds noise adds none."""
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "median": [{"variant": "lower"}],
     "trimmed-mean": [{"trim": 0.4}],
@@ -59,6 +61,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dnc": [{"coordinates": 11}],
     "residual": [{"variant": "authors"}],
     "fedcpa": [{"variant": "authors"}],
+    "flame": [{"of": "update", "noise": 0.0}],
 }
 """Settings beside the default ones that take other ways through a rule."""
 EVERY_WAY = [
