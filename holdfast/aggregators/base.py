@@ -4,7 +4,7 @@ that each client had in it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -20,6 +20,7 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
 from holdfast.core.together import stacked
 from holdfast.core.types import State
+from holdfast.evaluation.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class AggregationContext(Guarded):
     """The update of the server's own data, for rules that declare needs = {"root"}."""
     refused: Mapping[int, str] = field(default_factory=dict)
     """Clients whose replies screening refused, and why."""
+    probe: Probe | None = None
+    """What lets models answer made-up inputs; None where a rule is called by hand, outside of a run."""
+
+    def of_mixtures(self) -> AggregationContext:
+        """The same for mixtures of the updates: no client's buffers belong to these."""
+        return self if self.probe is None else replace(self, probe=self.probe.of_mixtures())
 
 
 class Reduced(NamedTuple):
@@ -64,6 +71,8 @@ class Aggregator(Part):
     all updates, and asks about lengths, products and counts through `geometry` and `ordered` only."""
     coordinatewise: ClassVar[bool] = False
     """Whether every coordinate of the aggregate depends on that coordinate of the updates only."""
+    in_places: ClassVar[bool] = False
+    """Whether it needs all coordinates in their places, as to pass inputs through models."""
     condition: ClassVar[str] = "n >= 1"
     """When the rule's guarantee holds, for n clients of which f are malicious, in words; `least` gives it as
     a number."""

@@ -13,12 +13,36 @@ from holdfast.aggregators.geometry import distances, weighted
 from holdfast.aggregators.krum import PAPER, crowding, one_by_one
 from holdfast.aggregators.ordered import equal_weights, lowest
 from holdfast.core.columns import Reads
-from holdfast.core.registry import register, setting
+from holdfast.core.registry import Part, register, setting
 from holdfast.core.types import State
 
 
+class Nearest(Part):
+    """Which updates are chosen, by their distances: the settings of the aggregator `multi-krum` and of the
+    detector of the same name."""
+
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "paper: the best scores; authors: the best client and its nearest (FedCPA)"
+    )
+    keep: int | None = setting(None, "how many updates are averaged; none: n - f", ge=1)
+    iterative: bool = setting(False, "score the updates that are left again after each choice")
+
+    def chosen(self, far: Tensor, ids: Tensor, f: int) -> Tensor:
+        """The rows that are kept, by the squared distances [..., n, n] of all."""
+        n = far.shape[-1]
+        m = min(self.keep or n - f, n)
+        if self.variant == "authors":
+            far = far.sqrt()
+            best = lowest(crowding(far, n - f - 1), 1, ids)
+            its = far.take_along_dim(best[..., None], dim=-2)[..., 0, :]
+            return lowest(its.scatter(-1, best, -1.0), m, ids)  # itself before an equal one
+        if self.iterative:
+            return one_by_one(far, f, m, ids)
+        return lowest(crowding(far, n - f - 2), m, ids)
+
+
 @register("aggregator", "multi-krum", paper=PAPER)
-class MultiKrum(Aggregator):
+class MultiKrum(Nearest, Aggregator):
     """The mean of the n - f updates that lie closest to their n - f - 2 nearest others.
 
     `variant = "authors"` is what FedCPA's code runs under this name: plain distances instead of squared ones,
@@ -38,11 +62,6 @@ class MultiKrum(Aggregator):
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f + 2"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    variant: Literal["paper", "authors"] = setting(
-        "paper", "paper: the best scores; authors: the best client and its nearest (FedCPA)"
-    )
-    keep: int | None = setting(None, "how many updates are averaged; none: n - f", ge=1)
-    iterative: bool = setting(False, "score the updates that are left again after each choice")
 
     def least(self, f: int) -> int:
         return 2 * f + 3
@@ -65,15 +84,4 @@ class MultiKrum(Aggregator):
         return separate(weighted(weights, x), weights, states)
 
     def shares(self, x: Tensor, ids: Tensor, f: int) -> Tensor:
-        n = x.shape[-2]
-        m, far = min(self.keep or n - f, n), distances(x)
-        if self.variant == "authors":
-            far = far.sqrt_()
-            best = lowest(crowding(far, n - f - 1), 1, ids)
-            its = far.take_along_dim(best[..., None], dim=-2)[..., 0, :]
-            rows = lowest(its.scatter(-1, best, -1.0), m, ids)  # itself before an equal one
-        elif self.iterative:
-            rows = one_by_one(far, f, m, ids)
-        else:
-            rows = lowest(crowding(far, n - f - 2), m, ids)
-        return equal_weights(rows, x)
+        return equal_weights(self.chosen(distances(x), ids, f), x)

@@ -9,9 +9,10 @@ committee, Algorithm 3 moves the threshold."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -82,6 +83,13 @@ class Committee(Detector):
     traffic is counted. A member does not score its own model. A federation of one or two clients has no
     committee, and everything passes."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "suspicious": "models that a committee of clients finds less accurate than a rising bound",
+        "scores": "`error`: 1 - accuracy",
+        "keeps, asks": "members test every model; a few numbers for each client",
+        "settings": "see [committee](committee.md)",
+        "from": "Pan et al. (C-PFL)",
+    }
     tables = {
         "accuracy": _shown(
             "the committee's score of each client's model",

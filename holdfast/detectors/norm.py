@@ -33,6 +33,13 @@ _NOT_FINITE = f"update {NOT_FINITE}"
 class Norm(Detector):
     """Bans clients whose update has a norm above a threshold, or is not finite."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "suspicious": "updates longer than a bound, or not finite; they are banned at once",
+        "scores": "`norm`: the length",
+        "keeps, asks": "",
+        "settings": "`threshold`, `unit`: absolute, or median lengths",
+        "from": "Li et al. 2024 (FedCAP)",
+    }
     reads: ClassVar[Reads] = "gram"
     threshold: float = setting(10.0, "largest length of an update that passes", gt=0)
     unit: Literal["absolute", "median"] = setting(

@@ -22,6 +22,7 @@ from holdfast.core.share import Share
 from holdfast.core.together import Computation
 from holdfast.core.types import ROOT, Exchange, State, Verdict
 from holdfast.data.federation import Samples, build_federation
+from holdfast.evaluation.probe import Probe
 from holdfast.experiment.build import (
     check_global_test,
     make_network,
@@ -165,7 +166,7 @@ class Experiment:
         round, train = self.run_context.round, self.config.train
         available = self.participation.available(round)
         cohort = self.participation.cohort(round, available)
-        wire = self.run_context.wire()
+        wire, samples = self.run_context.wire(), self.federation.samples
         return Context(
             round=round,
             cohort=cohort,
@@ -180,6 +181,7 @@ class Experiment:
             server=self.parts.server,
             weighting=self.parts.aggregator.weights,
             head=self._head(wire) if self.network.head_name else None,
+            probe=Probe(self.network, samples.sample_shape, samples.words, wire, self._first()),
         )
 
     def _head(self, wire: Wire) -> Tensor:

@@ -24,6 +24,7 @@ from holdfast.core.keys import Key
 from holdfast.core.together import Computation, alone
 from holdfast.core.types import ROOT, Exchange, State, Steps, T, Uplink, Verdict, broadcast, nothing
 from holdfast.detectors.base import Detector, named
+from holdfast.evaluation.probe import Probe
 from holdfast.server_optimizers.base import ServerOptimizer
 
 OPTIMIZER = "optimizer/"  # where a server's state keeps what its optimiser remembers
@@ -100,6 +101,8 @@ class Context(Guarded):
     """While detectors judge: the model that the judged ones are compared with, as far as it is parameters."""
     head: Tensor | None = None
     """bool: which of the parameters that travel belong to the network's head, where it has one."""
+    probe: Probe | None = None
+    """What lets models answer inputs that the server makes up."""
     buffers: Tensor | None = None
     """While detectors judge: the buffers [n, b] of the judged models."""
     refused: Mapping[int, str] = field(default_factory=dict)
@@ -135,7 +138,7 @@ class Context(Guarded):
     ) -> Steps[tuple[State, Uplink, Verdict]]:
         """Run the method's own detectors and then the attached ones; each sees only clients that passed the
         ones before. Returns the replies of clients that passed all."""
-        clients, (start, _) = up.clients(), self.wire.split(model)
+        clients, (start, held) = up.clients(), self.wire.split(model)
         start = start if up.columns is None else up.columns.mine(start)
         answered, lengths = clients.ids, (yield Lengths(clients["update"], columns=up.columns))
         del clients  # where it is a copy: a cohort may be larger than half of the memory
@@ -145,7 +148,11 @@ class Context(Guarded):
         for place, name, detector in self._places(own):
             rows, ids = up.is_client, up.ids[up.is_client]
             counts = up["count"][rows] if "count" in up.fields else None
-            seen = replace(self, reference=start, buffers=up["buffers"][rows], counts=counts, refused=refused)
+            buffers = up["buffers"][rows]
+            probe = None if self.probe is None else self.probe.of_round(buffers, held)
+            seen = replace(
+                self, reference=start, buffers=buffers, counts=counts, refused=refused, probe=probe
+            )
             models, columns = up["update"][rows] + start, up.columns
             if columns is not None and reads_of(detector) == "rows":
                 warn_of_rows(f"detector '{name}'", columns, models.element_size())
@@ -226,6 +233,7 @@ class Context(Guarded):
             self.aggregator.assumed(len(up)),
             root,
             up.refused,
+            None if self.probe is None else self.probe.of_round(up["buffers"], model[p:]),
         )
         ignored = "sample counts" if priors is None else "the method's weights"
         priors = self.priors(up) if priors is None else priors

@@ -98,7 +98,7 @@ class Bucketing(Around):
     def inside(self, ctx: AggregationContext, n: int) -> AggregationContext:
         """What the rule on the buckets of n clients may know."""
         return replace(
-            ctx,
+            ctx.of_mixtures(),
             ids=torch.arange(-(-n // self.s)),
             key=ctx.key.fold("bucketing"),
             assumed=self.spoilt(n, ctx.assumed),

@@ -55,6 +55,11 @@ class GradientSplitting(Around):
                 f"aggregator.wrap: '{inner.name}' keeps a memory, but the groups of 'gas' are others in every"
                 " round; leave 'gas' out or switch that memory off"
             )
+        if inner.layers()[0].in_places:
+            raise ConfigError(
+                f"aggregator.wrap: '{inner.name}' needs whole models, but 'gas' hands it groups of"
+                " coordinates; leave 'gas' out"
+            )
 
     def uses_priors(self, inner: Aggregator) -> bool:
         return False

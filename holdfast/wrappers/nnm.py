@@ -73,7 +73,7 @@ class NearestNeighbourMixing(Around):
         if near < 1:
             return inner(x, w, state, ctx)._replace(fallback=True)
         mixing = mixtures(x, ctx.ids, near)
-        found = inner(mix(mixing, x), w, state, ctx)
+        found = inner(mix(mixing, x), w, state, ctx.of_mixtures())
         return found._replace(weights=_of_each(found.weights, mixing))
 
     def reduce_together(
@@ -89,7 +89,8 @@ class NearestNeighbourMixing(Around):
             found = reduce_each(inner, x, w, states, contexts)
             return [each._replace(fallback=True) for each in found]
         mixing = mixtures(x, ids_of(contexts), near)
-        found = reduce_each(inner, mix(mixing, x), w, states, contexts)
+        inside = [ctx.of_mixtures() for ctx in contexts]
+        found = reduce_each(inner, mix(mixing, x), w, states, inside)
         weights = _of_each(stacked([each.weights for each in found]), mixing)
         return [each._replace(weights=own) for each, own in zip(found, weights, strict=True)]
 

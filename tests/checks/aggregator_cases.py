@@ -41,6 +41,8 @@ def apply(
     return rule(x, w, rule.init(ctx.layout), ctx)
 
 
+EXACT: dict[str, dict[str, Any]] = {"flame": {"noise": 0.0}}
+"""Settings with which a rule that adds noise adds none."""
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "median": [{"variant": "lower"}],
     "trimmed-mean": [{"trim": 0.4}],
@@ -64,6 +66,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "smea": [{"limit": 1}],
     "autogm": [{"unit": "absolute"}],
     "lasa": [{"variant": "authors"}],
+    "flame": [{"of": "update", "noise": 0.0}],
 }
 """Settings beside the default ones that take other ways through a rule."""
 EVERY_WAY = [

@@ -15,9 +15,9 @@ from holdfast.core.registry import build
 from tests.checks.aggregator_cases import EVERY_WAY, experiments
 from tests.checks.test_wrappers import every_pair
 
-ONE_BY_ONE = {"fedcpa"}
+ONE_BY_ONE = {"fedcpa", "deepsight"}
 """Rules that do not reduce several experiments together: FedCPA's score compares sets of a hundredth of the
-parameters, model by model."""
+parameters, model by model; DeepSight passes inputs through models."""
 ROUNDED = {"rfa": 1e-10}
 """RFA takes distances from products of rows where at least seven of their digits are left."""
 MIXED = ROUNDED | {"residual": 1e-8, "caf": 1e-8, "autogm": 1e-8}

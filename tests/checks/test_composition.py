@@ -24,7 +24,11 @@ FACTORS: dict[str, tuple[str | None, ...]] = {
 }
 Choice = tuple[str | None, ...]
 Pair = tuple[tuple[int, str | None], tuple[int, str | None]]
-SETTINGS: dict[str, dict[str, Any]] = {"backdoor": {"size": 2}, "gas": {"p": 5}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "backdoor": {"size": 2},
+    "gas": {"p": 5},
+    "deepsight": {"samples": 10},
+}
 """What does not fit images of 8x8 or a network of a few hundred parameters by default."""
 
 
@@ -36,6 +40,7 @@ def table_of(choice: Choice) -> dict[str, Any]:
         "data": {"clients": 16, "partition": {"name": "iid", "samples_per_client": 8}, "root": 20},
         "aggregator": {
             "name": rule,
+            **SETTINGS.get(rule or "", {}),
             "f": 1,
             "wrap": [{"name": wrapper, **SETTINGS.get(wrapper, {})}] if wrapper else [],
         },
@@ -60,15 +65,28 @@ def pairs_of(choice: Choice) -> set[Pair]:
     return set(itertools.combinations(enumerate(choice), 2))
 
 
-SENSELESS = {("foolsgold", "bucketing"), ("foolsgold", "gas"), ("centered-clip", "gas"), ("fedcpa", "gas")}
-"""Rules that remember clients or coordinates, in wrappers that mix them anew in every round."""
+SENSELESS = {
+    ("foolsgold", "bucketing"),
+    ("foolsgold", "gas"),
+    ("centered-clip", "gas"),
+    ("fedcpa", "gas"),
+    ("deepsight", "gas"),
+}
+"""Rules that remember clients or coordinates, in wrappers that mix them anew in every round; and one that
+needs whole models."""
+HEADLESS = {"c-pfl", "fedas", "fedbabu", "fedper", "fedrep"}
+"""Methods in which the head does not travel, which `deepsight` finds out when it sees the network."""
+
+
+def sensible(choice: Choice) -> bool:
+    return choice[1:3] not in SENSELESS and not (choice[0] in HEADLESS and choice[1] == "deepsight")
 
 
 def covering() -> Iterator[Choice]:
     """Few combinations in which every pair occurs: each is the best of some drawn around a pair that is still
     missing."""
     luck, factors = random.Random(0), list(FACTORS.values())
-    possible = [choice for choice in itertools.product(*factors) if choice[1:3] not in SENSELESS]
+    possible = [choice for choice in itertools.product(*factors) if sensible(choice)]
     missing = set().union(*map(pairs_of, possible))
     for pair in sorted(missing, key=repr):
         if pair not in missing:
@@ -77,9 +95,7 @@ def covering() -> Iterator[Choice]:
         drawn = [
             tuple(fixed.get(i, luck.choice(factor)) for i, factor in enumerate(factors)) for _ in range(60)
         ]
-        best = max(
-            (c for c in drawn if c[1:3] not in SENSELESS), key=lambda choice: len(pairs_of(choice) & missing)
-        )
+        best = max((c for c in drawn if sensible(c)), key=lambda choice: len(pairs_of(choice) & missing))
         missing -= pairs_of(best)
         yield best
     assert not missing

@@ -142,6 +142,19 @@ def test_a_server_optimiser_steps_on_the_federations_server(tmp_path: Path) -> N
     assert "server/optimizer/v" in Store(tmp_path / "fed").head()[1]  # type: ignore[index]
 
 
+def test_what_detectors_and_rules_find_on_the_federations_server(tmp_path: Path) -> None:
+    """Models answer inputs that the server makes up, and a history is kept from round to round."""
+    deepsight = '{ name = "deepsight", samples = 20 }'
+    names = ("flame", "multi-krum", "signguard", "alignins", "fldetector")
+    top = f"detectors = [{', '.join((*map(repr, names), deepsight))}]\naggregator = {deepsight}"
+    config = write_config(tmp_path, "fedavg", rounds=3, top=top)
+    simulate(config, tmp_path / "sim")
+    federate(config, tmp_path / "fed")
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=3)
+    scores = [name for name in Store(tmp_path / "fed").arrays(3) if name.startswith("verdict/scores/")]
+    assert {name.split("/")[2] for name in scores} == {*names, "deepsight"}
+
+
 def test_clients_keep_their_optimisers_state_on_their_own_disks(tmp_path: Path) -> None:
     """Adam, kept from round to round for both models of ditto, a schedule over steps and clipped
     gradients."""

@@ -119,6 +119,15 @@ def test_the_servers_world_holds_no_samples_and_the_digest_only_the_schema(tmp_p
     assert worlds[0] == worlds[3] and len(set(worlds)) == 3
 
 
+def test_a_server_without_samples_can_pass_made_up_inputs_through_models(tmp_path: Path) -> None:
+    experiment = Experiment(federated(write_declared(tmp_path / "c")), tmp_path / "run")
+    probe = experiment.context().probe
+    assert probe is not None and len(experiment.federation.samples) == 0
+    (inputs,) = probe.inputs(Key(0), 5)
+    shares = probe.log_shares(experiment.initial, None, inputs).exp()
+    assert shares.shape == (5, 10) and torch.allclose(shares.sum(1), torch.ones(5, dtype=torch.float64))
+
+
 def test_what_is_wrong_with_a_nodes_data_reaches_the_operator(tmp_path: Path) -> None:
     homes = write_homes(tmp_path / "homes", write_config(tmp_path, "fedavg"))
     for home in homes:
