@@ -3,7 +3,7 @@ that each client had in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Self
 
@@ -20,6 +20,14 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
 from holdfast.core.together import stacked
 from holdfast.core.types import State
+
+
+class Assessment(NamedTuple):
+    """How models do on the server's own data: their mean losses and error rates, [m] each, in float64 on the
+    host; of no models where the server's own test failed."""
+
+    loss: Tensor
+    error: Tensor
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,9 @@ class AggregationContext(Guarded):
     """The update of the server's own data, for rules that declare needs = {"root"}."""
     refused: Mapping[int, str] = field(default_factory=dict)
     """Clients whose replies screening refused, and why."""
+    assess: Assess | None = None
+    """For rules that declare needs = {"assess"}: asks how good the models are that some aggregates would
+    give. What makes the aggregates is called only where the answer is not known yet."""
 
 
 class Reduced(NamedTuple):
@@ -53,10 +64,15 @@ class Reduced(NamedTuple):
     are a mean by the weights."""
 
 
+Assess = Callable[[Callable[[], Sequence[Reduced]]], Assessment]
+
+
 class Aggregator(Part):
     """A rule on [n, d]; any n from 1 upwards (the server keeps its model when no client answered)."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
+    """What it needs beside the updates: "root", the update of the server's own data; "assess", tests of
+    models on that data."""
     uses_priors: ClassVar[bool] = True
     """Whether the incoming weights matter; a rule that ignores them says so, and the verdict notes it."""
     reads: ClassVar[Reads] = "rows"
@@ -92,6 +108,11 @@ class Aggregator(Part):
         """The same for several experiments with equal rules and equally many clients: x [c, n, d], w [c, n].
         None: not for these; then they are reduced one after the other."""
         return None
+
+    def after_step(self, model: Tensor, ctx: AggregationContext) -> Tensor:
+        """The parameters [d] of the model after the server's step, as they are sent from now on; always
+        whole, also where several processes share the updates."""
+        return model
 
     def least(self, f: int) -> int:
         """The fewest clients of which f may be malicious."""

@@ -60,7 +60,13 @@ def pairs_of(choice: Choice) -> set[Pair]:
     return set(itertools.combinations(enumerate(choice), 2))
 
 
-SENSELESS = {("foolsgold", "bucketing"), ("foolsgold", "gas"), ("centered-clip", "gas"), ("fedcpa", "gas")}
+SENSELESS = {
+    ("foolsgold", "bucketing"),
+    ("foolsgold", "foundation"),
+    ("foolsgold", "gas"),
+    ("centered-clip", "gas"),
+    ("fedcpa", "gas"),
+}
 """Rules that remember clients or coordinates, in wrappers that mix them anew in every round."""
 
 
