@@ -1,15 +1,15 @@
-"""FreqFed: clients whose updates agree in the low frequencies (Fereidooni et al., NDSS 2024)."""
+"""FreqFed: clients whose models agree in the low frequencies (Fereidooni et al., NDSS 2024)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, ids_of, separate, vectors
 from holdfast.aggregators.clusters import by_density, directions_apart, largest_cluster
 from holdfast.aggregators.geometry import weighted
 from holdfast.core.columns import Reads
@@ -26,29 +26,33 @@ PAPER = (
 
 @register("aggregator", "freqfed", paper=PAPER)
 class FreqFed(Aggregator):
-    """The weighted mean of the largest cluster of clients, by the low frequencies of their updates.
+    """The weighted mean of the largest cluster of clients, by the low frequencies of their models.
 
-    Each tensor of an update goes through the discrete cosine transform (type II, orthonormal): a matrix along
-    both of its dimensions, with all but the first flattened, a vector along its one. Of the coefficients
-    those with i / rows + j / columns < `low` are kept, and those of all tensors are one vector for each
-    client. HDBSCAN clusters the vectors by their cosine distances, and the largest cluster is averaged. A
-    cluster has at least half of the clients and one more, as in FLAME: the paper leaves open how small
-    clusters may be, and with fewer a minority of attackers may be the largest one. Where no such cluster is
-    found, the median is the fallback. The weights returned are the incoming ones of that cluster, as shares.
-    Costs a copy of the low frequencies, less than half of the updates, and time like d log d for each
-    client."""
+    Each tensor of a client's model (`of = "update"`: of its update) goes through the discrete cosine
+    transform (type II, orthonormal): a matrix along both of its dimensions, with all but the first flattened;
+    a vector along its one. Of the coefficients those with i / rows + j / columns < `low` are kept, and those
+    of all tensors are one vector for each client. HDBSCAN clusters the vectors by their cosine distances, and
+    the largest cluster is averaged. A cluster has more than half of the clients, as in FLAME: smaller ones
+    would let a minority of attackers be the largest. Where there is no such cluster, the median is the
+    fallback. The weights returned are the incoming ones of that cluster, as shares. Assumes that what sets
+    attackers apart shows in the low frequencies: what they do in the others passes. Costs a copy of the low
+    frequencies, at most half of the updates, and time like d log d for each client."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": (
-            "weighted mean of the largest cluster (HDBSCAN) by the cosines of the updates' low frequencies"
+            "weighted mean of the largest cluster (HDBSCAN) by the cosines of the models' low frequencies"
         ),
         "weights returned": "the incoming ones of that cluster",
-        "variants and options": "`low`: which part of the frequencies is low",
+        "variants and options": (
+            '`low`: which part of the frequencies is low; `of = "update"`: updates in place of models'
+        ),
         "paper": "Fereidooni et al. 2024",
     }
     reads: ClassVar[Reads] = "rows"
     condition: ClassVar[str] = "n >= 3 and n > 2f"
-    keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
+    of: Literal["model", "update"] = setting(
+        "model", "what is transformed: the clients' models (the paper's weights), or their updates"
+    )
     low: float = setting(
         0.5, "which frequencies are low: up to this share of a tensor's dimensions, added up", gt=0, le=2
     )
@@ -59,7 +63,7 @@ class FreqFed(Aggregator):
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
-        weights = chosen(self.apart(x, ctx.layout).cpu(), w.cpu(), ctx.ids)
+        weights = chosen(self.apart(x, [ctx]).cpu(), w.cpu(), ctx.ids)
         if not bool(weights.any()):
             return self.fall_back(x, state, ctx)
         weights = to_device(weights, x.device)
@@ -70,7 +74,7 @@ class FreqFed(Aggregator):
     ) -> list[Reduced]:
         if x.shape[1] < self.least(contexts[0].assumed):
             return self.fall_back_together(x, states, contexts)
-        apart = self.apart(x, contexts[0].layout).cpu()
+        apart = self.apart(x, contexts).cpu()
         parts = [chosen(*of) for of in zip(apart, w.cpu(), ids_of(contexts), strict=True)]
         weights = to_device(torch.stack(parts), x.device)
         found = separate(weighted(weights, x), weights, states)
@@ -79,9 +83,15 @@ class FreqFed(Aggregator):
             for result, own, *of in zip(found, parts, x, states, contexts, strict=True)
         ]
 
-    def apart(self, x: Tensor, layout: Layout) -> Tensor:
-        """[..., n, n]: the cosine distances of the low frequencies."""
-        return directions_apart(low_frequencies(x, layout, self.low))
+    def apart(self, x: Tensor, contexts: Sequence[AggregationContext]) -> Tensor:
+        """[..., n, n]: the cosine distances of the low frequencies. The transform is linear: that of a model
+        is that of the model sent and that of the update."""
+        layout, centre = contexts[0].layout, None
+        if self.of == "model":
+            received = vectors([ctx.received for ctx in contexts], x)
+            sent = low_frequencies(received[:, None], layout, self.low)[:, 0]
+            centre = -(sent if x.ndim > 2 else sent[0])
+        return directions_apart(low_frequencies(x, layout, self.low), centre)
 
 
 def chosen(apart: Tensor, w: Tensor, ids: Tensor) -> Tensor:

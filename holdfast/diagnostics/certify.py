@@ -178,7 +178,7 @@ def _votes(run: Run, model: Tensor, table: ClientRows, draws: int, noise: float)
         for turn in range(draws):
             noisy = model.clone()
             noisy[:p] += noise * key.fold(turn).normal(p, dtype=model.dtype)
-            module = network.load(noisy).eval()
+            module = network.load(noisy, network.dtype).eval()
             chosen = torch.cat([experiment.rule.predict(module, part, {}).argmax(1) for part in parts])
             votes[torch.arange(len(votes)), chosen] += 1
             advance(1)

@@ -74,7 +74,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dnc": [{"coordinates": 11}],
     "residual": [{"variant": "authors"}],
     "fedcpa": [{"variant": "authors"}],
-    "freqfed": [{"low": 1.2}],
+    "freqfed": [{"of": "update", "low": 1.2}],
     "rflbat": [{"most": 1, "far": 1.5}],
 }
 """Settings beside the default ones that take other ways through a rule."""
