@@ -3,7 +3,7 @@ that each client had in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, Self
 
@@ -21,6 +21,14 @@ from holdfast.core.registry import Part, setting
 from holdfast.core.together import stacked
 from holdfast.core.types import State
 from holdfast.evaluation.probe import Probe
+
+
+class Assessment(NamedTuple):
+    """How models do on the server's own data: their mean losses and error rates, [m] each, in float64 on the
+    host; of no models where the server's own test failed."""
+
+    loss: Tensor
+    error: Tensor
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,9 @@ class AggregationContext(Guarded):
     """Clients whose replies screening refused, and why."""
     probe: Probe | None = None
     """What lets models answer made-up inputs; None where a rule is called by hand, outside of a run."""
+    assess: Assess | None = None
+    """For rules that declare needs = {"assess"}: asks how good the models are that some aggregates would
+    give. What makes the aggregates is called only where the answer is not known yet."""
 
     def of_mixtures(self) -> AggregationContext:
         """The same for mixtures of the updates: no client's buffers belong to these."""
@@ -60,10 +71,15 @@ class Reduced(NamedTuple):
     are a mean by the weights."""
 
 
+Assess = Callable[[Callable[[], Sequence[Reduced]]], Assessment]
+
+
 class Aggregator(Part):
     """A rule on [n, d]; any n from 1 upwards (the server keeps its model when no client answered)."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
+    """What it needs beside the updates: "root", the update of the server's own data; "assess", tests of
+    models on that data."""
     uses_priors: ClassVar[bool] = True
     """Whether the incoming weights matter; a rule that ignores them says so, and the verdict notes it."""
     reads: ClassVar[Reads] = "rows"
@@ -101,6 +117,11 @@ class Aggregator(Part):
         """The same for several experiments with equal rules and equally many clients: x [c, n, d], w [c, n].
         None: not for these; then they are reduced one after the other."""
         return None
+
+    def after_step(self, model: Tensor, ctx: AggregationContext) -> Tensor:
+        """The parameters [d] of the model after the server's step, as they are sent from now on; always
+        whole, also where several processes share the updates."""
+        return model
 
     def least(self, f: int) -> int:
         """The fewest clients of which f may be malicious."""

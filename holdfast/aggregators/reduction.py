@@ -3,19 +3,34 @@ clients can be computed together."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.base import AggregationContext, Aggregator, Assessment, Reduced
 from holdfast.core.columns import Columns, current, reads_of, sharing, warn_of_rows
 from holdfast.core.device import on_host, to_device
 from holdfast.core.together import Computation, stacked
 from holdfast.core.types import State
 from holdfast.local.function_identity import identity
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Aggregates of which a rule asks how good their models are, before it goes on."""
+
+    reduced: list[Reduced]
+
+
+class _Asked(Exception):
+    """Ends a rule that asks."""
+
+    def __init__(self, candidates: Sequence[Reduced]):
+        super().__init__("this rule waits for the server's test of models")
+        self.candidates = candidates
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +44,14 @@ class Reduction(Computation):
     ctx: AggregationContext
     columns: Columns | None = field(default_factory=current)
     """Which columns of the updates are here, where several processes share them; the aggregate is whole."""
+    assessment: Assessment | None = None
+    """How good the models are that the rule asked about; None: it has not asked yet."""
 
     def on_device(self) -> bool:
         return self.x.device.type != "cpu"
 
     def alike(self) -> Hashable | None:
-        if not self.rule.works_on_device() or self.columns is not None:
+        if not self.rule.works_on_device() or self.columns is not None or "assess" in self.rule.needs:
             return None
         memory = tuple((name, tuple(value.shape)) for name, value in sorted(self.state.items()))
         return (
@@ -50,7 +67,21 @@ class Reduction(Computation):
             memory,
         )
 
-    def alone(self) -> Reduced:
+    def alone(self) -> Reduced | Candidates:
+        """The aggregate, or what the rule asks first: it is then started again, with the answer."""
+        try:
+            return self._of_columns()
+        except _Asked as asked:
+            shared = None if reads_of(self.rule) == "rows" else self.columns
+            values = [one.value if shared is None else shared.whole(one.value) for one in asked.candidates]
+            return Candidates(
+                [
+                    one._replace(value=to_device(value, self.x.device), weights=one.weights.cpu())
+                    for one, value in zip(asked.candidates, values, strict=True)
+                ]
+            )
+
+    def _of_columns(self) -> Reduced:
         if self.columns is None:
             return self._reduced()
         if reads_of(self.rule) == "rows":
@@ -78,12 +109,19 @@ class Reduction(Computation):
 
     def _reduced(self) -> Reduced:
         x, w, state, ctx = self.x, self.w, self.state, self.ctx
+        if "assess" in self.rule.needs:
+            ctx = replace(ctx, assess=self._assess)
         if not self.on_device() or self.rule.works_on_device():
             return _weights_on_host([Reduced(*self.rule(x, w, state, ctx))])[0]
         root = None if ctx.root is None else ctx.root.cpu()
         seen = replace(ctx, received=ctx.received.cpu(), root=root)
         found = Reduced(*self.rule(x.cpu(), w, on_host(state), seen))
         return found._replace(value=to_device(found.value, x.device))
+
+    def _assess(self, candidates: Callable[[], Sequence[Reduced]]) -> Assessment:
+        if self.assessment is None:
+            raise _Asked(candidates())
+        return self.assessment
 
     def together(self, others: Sequence[Any]) -> list[Reduced] | None:
         """By the rule's own form for several experiments, where it has one."""

@@ -18,6 +18,7 @@ import typer
 
 from holdfast.cli import (
     bench,
+    certify,
     compare,
     customise,
     data,
@@ -42,6 +43,7 @@ from holdfast.core.errors import HoldfastError, RunError
 __all__ = [
     "app",
     "bench",
+    "certify",
     "compare",
     "customise",
     "data",
@@ -64,7 +66,7 @@ __all__ = [
 
 _PANELS = {
     "Run experiments": ("demo", "run", "sweep", "resume", "plan", "tune", "reproduce", "federation"),
-    "Look at results": ("report", "compare", "diagnose", "customise"),
+    "Look at results": ("report", "compare", "diagnose", "certify", "customise"),
     "Look things up": ("list", "show", "data", "bench"),
 }
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep

@@ -97,7 +97,7 @@ def computed_alone(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     return request.value
 
 
-def alone(steps: Generator[Computation, Any, Any]) -> Any:
+def alone(steps: Generator[Any, Any, Any]) -> Any:
     """Run a generator of computations to its end, each computed alone. Returns what it returns."""
     return advance(computed_alone(steps)).value
 

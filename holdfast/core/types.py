@@ -35,6 +35,11 @@ EVALUATE = "evaluate"
 SCORE = "score"
 """The task of a committee member, whatever the method: test the received models on the client's own
 validation samples."""
+ASSESS = "assess"
+"""The task of the server's own pseudo-client for rules that ask how good a model is: its loss and error rate
+on the server's own data."""
+TESTS = frozenset({SCORE, ASSESS})
+"""Tasks of which the reply has a number for each received model, and that train none."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.core.device import deterministic_math, to_device
 from holdfast.core.keys import Key
-from holdfast.core.types import SCORE, Exchange, State
+from holdfast.core.types import TESTS, Exchange, State
 from holdfast.data.federation import Padded
 from holdfast.engine.client_task import EVALUATE, Task, perform, personal_models
 from holdfast.engine.host_threads import joined
@@ -55,7 +55,7 @@ class ClientStack:
         with deterministic_math(self.device, local.plan.precision):
             # programs of other networks may hold what is missing; nothing was changed by then
             state, fields = with_room(lambda: perform(first.rule, local, task))
-        if local.passes is not None and exchange.task not in (EVALUATE, SCORE):
+        if local.passes is not None and exchange.task not in (EVALUATE, *TESTS):
             fields = {**fields, PASSES: local.passes}
         return None if exchange.discard_state else state, fields
 

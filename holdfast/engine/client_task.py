@@ -3,7 +3,7 @@ together (engine/client_stack.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from holdfast.core.errors import RunError
 from holdfast.core.flat import Wire
+from holdfast.core.types import ASSESS, SCORE, Exchange, Field, Schema, State
 from holdfast.core.types import EVALUATE as EVALUATE
-from holdfast.core.types import SCORE, Exchange, Field, Schema, State
 from holdfast.data.client_rows import Padded, either
 from holdfast.engine.run_context import Measure
 from holdfast.evaluation.evaluate import score
@@ -48,6 +48,8 @@ def perform(rule: ClientRule, local: Local, task: Task) -> tuple[State | None, M
         return None, _measure(rule, local, state, task)
     if task.name == SCORE:
         return None, {"score": _scored(rule, local, state, task.received)}
+    if task.name == ASSESS:
+        return None, _assessed(rule, local, state, task.received)
     if task.name not in rule.tasks:
         raise RunError(
             f"{rule.method.name} has no client task '{task.name}'; it has {', '.join(sorted(rule.tasks))}"
@@ -86,6 +88,10 @@ def schema_of(rule: ClientRule, exchange: Exchange, wire: Wire, measure: Measure
     task = exchange.task
     if task == SCORE:
         return {"score": Field("score", (exchange.pick.shape[1],), low=UNDEFINED, high=1)}
+    if task == ASSESS:
+        shape = (exchange.pick.shape[1],)
+        loss, error = (Field("score", shape, 0, high, torch.float64) for high in (None, 1))
+        return {"assess/loss": loss, "assess/error": error}
     if task != EVALUATE:
         return rule.schema(task, wire)
     splits = ["test", *(["validation"] if measure.validation else [])]
@@ -183,13 +189,36 @@ def _scored(rule: ClientRule, local: Local, state: State, received: Received) ->
     """[n, models]: the accuracy of each model that a client was sent, on its own validation samples (its
     training samples where it has no others); undefined for one that it was not sent, or where it has no
     samples at all."""
+    out = torch.full(received.pick.shape, UNDEFINED, dtype=local.network.dtype)
+    for j, (known, found) in enumerate(_tests(rule, local, state, received)):
+        out[known, j] = (found.correct[known].double() / found.total[known]).to(out.dtype)
+    return out
+
+
+def _assessed(rule: ClientRule, local: Local, state: State, received: Received) -> dict[str, Tensor]:
+    """[n, models] each: the mean loss and the error rate of each model that was sent, on these samples. A
+    loss that is not finite is as large as a number can be, and a model that was not sent is wrong
+    everywhere."""
+    worst = torch.finfo(torch.float64).max
+    loss = torch.full(received.pick.shape, worst, dtype=torch.float64)
+    error = torch.ones_like(loss)
+    for j, (known, found) in enumerate(_tests(rule, local, state, received)):
+        total = found.total[known].double()
+        mean = found.loss[known].double() / total
+        loss[known, j] = mean.nan_to_num(nan=worst, posinf=worst)
+        error[known, j] = 1 - found.correct[known].double() / total
+    return {"assess/loss": loss, "assess/error": error}
+
+
+def _tests(
+    rule: ClientRule, local: Local, state: State, received: Received
+) -> Iterator[tuple[Tensor, Score]]:
+    """For each model that clients were sent: which of them know how good theirs is, and their scores. One
+    model per client at a time: a committee may be sent a whole cohort."""
     data = (
         local.validation if bool((local.validation.count > 0).all()) else either(local.validation, local.data)
     )
-    out = torch.full(received.pick.shape, UNDEFINED, dtype=local.network.dtype)
-    for j in range(
-        received.pick.shape[1]
-    ):  # one model per client at a time: a committee may be sent a whole cohort
+    for j in range(received.pick.shape[1]):
         one = replace(received, pick=received.pick[:, j : j + 1])
         found = score(
             local.network,
@@ -201,9 +230,7 @@ def _scored(rule: ClientRule, local: Local, state: State, received: Received) ->
             local.plan,
             rule.aux(local, state, one),
         )
-        known = one.has & (found.total > 0)
-        out[known, j] = (found.correct[known].double() / found.total[known]).to(out.dtype)
-    return out
+        yield one.has & (found.total > 0), found
 
 
 def _sent(local: Local, received: Received) -> tuple[Tensor, Tensor]:

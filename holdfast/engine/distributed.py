@@ -25,7 +25,7 @@ from holdfast.core.columns import Columns, reads_of, warn_of_rows
 from holdfast.core.errors import RunError
 from holdfast.core.files import sync
 from holdfast.core.share import Share
-from holdfast.core.types import SCORE, UPDATE, State, Uplink
+from holdfast.core.types import TESTS, UPDATE, State, Uplink
 from holdfast.engine.client_task import EVALUATE
 from holdfast.engine.ranks import all_well, on_first
 from holdfast.engine.run_context import Call, RunContext
@@ -115,7 +115,7 @@ class Distributed:
     def _exchange_passes(self, call: Call, owners: Tensor) -> None:
         """Under DP-SGD: how often all clients trained, of which each rank knows its own."""
         context = call.run_context
-        if context.recipe.sample_clip is None or call.exchange.task in (EVALUATE, SCORE):
+        if context.recipe.sample_clip is None or call.exchange.task in (EVALUATE, *TESTS):
             return
         mine = torch.zeros(0, 2).long() if context.passes is None else context.passes[1]
         context.passes = call.exchange.to, _by_client(self.share.ranks.gather(mine), owners)

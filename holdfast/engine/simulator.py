@@ -28,7 +28,7 @@ from holdfast.core.keys import Key
 from holdfast.core.memory import give_back_memory
 from holdfast.core.screening import screen, screen_together
 from holdfast.core.together import Computation, in_lockstep
-from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
+from holdfast.core.types import TESTS, Exchange, Schema, State, Uplink
 from holdfast.engine.client_stack import PASSES, ClientStack, TaskResult
 from holdfast.engine.client_task import EVALUATE, schema_of
 from holdfast.engine.device_rows import DeviceRows, read_rows
@@ -138,8 +138,8 @@ class Simulator:
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, call in enumerate(calls):
             ex = call.exchange
-            # a score has one column for each model, so only committees of one size fit together
-            width = ex.pick.shape[1] if ex.task == SCORE else None
+            # a test has one column for each model, so only those of equally many models fit together
+            width = ex.pick.shape[1] if ex.task in TESTS else None
             groups.setdefault((*call.run_context.group(ex.task), ex.discard_state, width), []).append(place)
         return list(groups.values())
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from holdfast.core.types import ROOT, SCORE, Exchange, Uplink
+from holdfast.core.types import ROOT, TESTS, Exchange, Uplink
 from holdfast.evaluation import metrics
 
 
@@ -17,7 +17,7 @@ class Meter:
     """Counts the exchanges of one round. `quiet` names the tasks that do not count as taking part."""
 
     def __init__(self, quiet: frozenset[str] = frozenset()) -> None:
-        self.quiet = quiet | {SCORE}
+        self.quiet = quiet | TESTS
         self.seconds = {"client": 0.0, "server": 0.0, "evaluate": 0.0}
         self.up = self.down = self.exchanges = self.steps = 0
         self.asked: set[int] = set()

@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator
-from holdfast.aggregators.reduction import Reduction
+from holdfast.aggregators.base import AggregationContext, Aggregator, Assessment, Reduced
+from holdfast.aggregators.reduction import Candidates, Reduction
 from holdfast.aggregators.similarity import Lengths
 from holdfast.core.columns import reads_of, sharing, warn_of_rows
 from holdfast.core.device import on_host, to_device
+from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.generators import relay
 from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
 from holdfast.core.together import Computation, alone
-from holdfast.core.types import ROOT, Exchange, State, Steps, T, Uplink, Verdict, broadcast, nothing
+from holdfast.core.types import ASSESS, ROOT, Exchange, State, Steps, T, Uplink, Verdict, broadcast, nothing
 from holdfast.detectors.base import Detector, named
 from holdfast.evaluation.probe import Probe
 from holdfast.server_optimizers.base import ServerOptimizer
@@ -194,6 +195,11 @@ class Context(Guarded):
         priors: Tensor | None = None,
     ) -> Merged:
         """The same as `merge` in one call, which no other experiment's aggregation is computed with."""
+        if "assess" in self.aggregator.needs:
+            raise ConfigError(
+                f"aggregator '{self.aggregator.name}' asks the server to test models, which ctx.reduce"
+                " cannot wait for; let the method yield from ctx.merge, or choose another aggregator"
+            )
         return alone(self.merge(state, up, model, verdict, priors))
 
     def merge(
@@ -203,7 +209,7 @@ class Context(Guarded):
         model: Tensor,
         verdict: Verdict | None = None,
         priors: Tensor | None = None,
-    ) -> Generator[Computation, Any, Merged]:
+    ) -> Steps[Merged]:
         """The experiment's aggregator on the updates; buffers are averaged with the weights the rule
         returned, or, where it returned `partial`, move to that mean by the sum of these weights. `priors` are
         a method's own weights of the clients (the root pseudo-client has none), in place of their sample
@@ -237,30 +243,51 @@ class Context(Guarded):
         )
         ignored = "sample counts" if priors is None else "the method's weights"
         priors = self.priors(up) if priors is None else priors
-        value, weights, own, fallback, partial = yield from self.timer.computing(
-            "aggregate",
-            Reduction(self.aggregator, up["update"], priors, _under(state, "aggregator/"), ctx, up.columns),
+        reduction = Reduction(
+            self.aggregator, up["update"], priors, _under(state, "aggregator/"), ctx, up.columns
         )
+        found = yield from self.timer.computing("aggregate", reduction)
+        if isinstance(found, Candidates):
+            models = [self._moved(model, one, state, up, priors, ctx)[0] for one in found.reduced]
+            reduction = replace(reduction, assessment=(yield from _assessed(torch.stack(models))))
+            found = yield from self.timer.computing("aggregate", reduction)
         with self.timer.part("aggregate"):
-            move, state = self._step(value, state)
-        fresh = model.clone()
-        fresh[:p] += move
-        total = weights.sum()
-        if self.wire.buffers and bool(total > 0):
-            mean = (weights / total).to(fresh) @ up["buffers"]
-            short = partial and bool(
-                1 - total > len(weights) * torch.finfo(weights.dtype).eps
-            )  # not by rounding alone
-            fresh[p:] = torch.lerp(fresh[p:], mean, total.to(fresh)) if short else mean
+            fresh, state = self._moved(model, found, state, up, priors, ctx)
         notes = (
             verdict.notes
             if self.aggregator.uses_priors
             else (*verdict.notes, f"{self.aggregator.name} ignores {ignored}")
         )
-        state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in own.items()}
-        shares = laid_out(weights, up.ids, verdict.ids, 0.0)  # a rejected client had no weight
-        verdict = replace(verdict, weights=shares, notes=notes, fallback=fallback)
-        return Merged(fresh, state, verdict, value)
+        state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in found.state.items()}
+        shares = laid_out(found.weights, up.ids, verdict.ids, 0.0)  # a rejected client had no weight
+        verdict = replace(verdict, weights=shares, notes=notes, fallback=found.fallback)
+        return Merged(fresh, state, verdict, found.value)
+
+    def _moved(
+        self,
+        model: Tensor,
+        found: Reduced,
+        state: State,
+        up: Uplink,
+        priors: Tensor,
+        ctx: AggregationContext,
+    ) -> tuple[Tensor, State]:
+        """The model after the server's step along an aggregate, and the state with what its optimiser
+        remembers. Where the weights are not those of the clients, as within a wrapper that hands on mixtures,
+        buffers are averaged by the priors."""
+        p, fresh = self.wire.parameters, model.clone()
+        move, state = self._step(found.value, state)
+        fresh[:p] += move
+        fresh[:p] = self.aggregator.after_step(fresh[:p], ctx)
+        weights = found.weights if len(found.weights) == len(up) else priors
+        total = weights.sum()
+        if self.wire.buffers and bool(total > 0):
+            mean = (weights / total).to(fresh) @ up["buffers"]
+            short = found.partial and bool(
+                1 - total > len(weights) * torch.finfo(weights.dtype).eps
+            )  # not by rounding alone
+            fresh[p:] = torch.lerp(fresh[p:], mean, total.to(fresh)) if short else mean
+        return fresh, state
 
     def _step(self, aggregate: Tensor, state: State) -> tuple[Tensor, State]:
         """How far the model moves, and the state with what the server's optimiser remembers. A method may
@@ -286,6 +313,14 @@ class Context(Guarded):
         total = count.sum()
         usable = bool(total > 0) and bool(torch.isfinite(total))
         return count / total if usable else torch.full((n,), 1.0 / n, dtype=self.initial.dtype)
+
+
+def _assessed(models: Tensor) -> Steps[Assessment]:
+    """How good these models [m, size] are on the server's own data; of none where its test failed."""
+    pick = torch.arange(len(models))[None]
+    up = yield Exchange(ASSESS, torch.tensor([ROOT]), models, pick)
+    loss, error = up["assess/loss"].flatten(), up["assess/error"].flatten()
+    return Assessment(loss.cpu(), error.cpu())
 
 
 def memory_of(state: Mapping[str, Tensor], place: int = 0) -> State:

@@ -45,6 +45,13 @@ class Around(Wrapper):
     def check(self, inner: Aggregator) -> None:
         """Raise a ConfigError for a rule that it cannot wrap."""
 
+    def needs(self, inner: Aggregator) -> frozenset[str]:
+        return inner.needs
+
+    def after_step(self, model: Tensor, ctx: AggregationContext) -> Tensor:
+        """What it does to the model after the server's step, as `Aggregator.after_step`."""
+        return model
+
     def uses_priors(self, inner: Aggregator) -> bool:
         return inner.uses_priors
 
@@ -67,7 +74,7 @@ class Wrapped(Aggregator):
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        return self.inner.needs
+        return self.by.needs(self.inner)
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
@@ -95,6 +102,9 @@ class Wrapped(Aggregator):
 
     def assumed(self, n: int) -> int:
         return self.inner.assumed(n)
+
+    def after_step(self, model: Tensor, ctx: AggregationContext) -> Tensor:
+        return self.by.after_step(self.inner.after_step(model, ctx), ctx)
 
     def works_on_device(self) -> bool:
         return self.by.works_on_device() and self.inner.works_on_device()

@@ -50,6 +50,11 @@ class GradientSplitting(Around):
 
     def check(self, inner: Aggregator) -> None:
         need_f(self, inner)
+        if "assess" in inner.needs:
+            raise ConfigError(
+                f"aggregator.wrap: '{inner.name}' tests models, but 'gas' shows it groups of coordinates,"
+                " which are none; leave one of them out"
+            )
         if inner.remembers():
             raise ConfigError(
                 f"aggregator.wrap: '{inner.name}' keeps a memory, but the groups of 'gas' are others in every"

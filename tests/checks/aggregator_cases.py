@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators import geometry
+from holdfast.aggregators.base import AggregationContext, Aggregator, Assess, Assessment, Reduced
 from holdfast.core.flat import Layout, Slot
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
@@ -24,7 +26,20 @@ def context_of(
     layout = Layout.of(nn.Linear(d, 1, bias=False))
     ids = torch.arange(n) if ids is None else ids
     root = x.mean(dim=0) if root is None else root
-    return AggregationContext(ids, torch.zeros(d, dtype=x.dtype), layout, Key(0), 1, assumed, root)
+    start = torch.zeros(d, dtype=x.dtype)
+    return AggregationContext(ids, start, layout, Key(0), 1, assumed, root, assess=assessed_by(root))
+
+
+def assessed_by(root: Tensor) -> Assess:
+    """In place of the server's test: the model of an aggregate is as bad as that is far from the root
+    update."""
+
+    def assess(candidates: Callable[[], Sequence[Reduced]]) -> Assessment:
+        values = torch.stack([one.value for one in candidates()])
+        loss = geometry.norms(values, root.to(values.device)).cpu()
+        return Assessment(loss, loss / (1 + loss))
+
+    return assess
 
 
 def updates(n: int, d: int = 6) -> tuple[Tensor, Tensor]:
@@ -67,6 +82,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "autogm": [{"unit": "absolute"}],
     "lasa": [{"variant": "authors"}],
     "flame": [{"of": "update", "noise": 0.0}],
+    "freqfed": [{"of": "update", "low": 1.2}],
+    "rflbat": [{"most": 1, "far": 1.5}],
 }
 """Settings beside the default ones that take other ways through a rule."""
 EVERY_WAY = [
@@ -102,7 +119,15 @@ def experiments(
         received, root = key.fold("model").normal(d), key.fold("root").normal(d) + 0.3
         contexts.append(
             AggregationContext(
-                ids, received.to(dtype), Layout(slots), key, round, 0, root.to(dtype), {place: "late"}
+                ids,
+                received.to(dtype),
+                Layout(slots),
+                key,
+                round,
+                0,
+                root.to(dtype),
+                {place: "late"},
+                assessed_by(root.to(dtype)),
             )
         )
         updates.append(x.to(dtype))

@@ -67,6 +67,7 @@ def pairs_of(choice: Choice) -> set[Pair]:
 
 SENSELESS = {
     ("foolsgold", "bucketing"),
+    ("foolsgold", "foundation"),
     ("foolsgold", "gas"),
     ("centered-clip", "gas"),
     ("fedcpa", "gas"),

@@ -99,13 +99,13 @@ def test_other_plans_agree_to_rounding(plan: str, tmp_path: Path) -> None:
     assert_same(everything(ordinary), everything(on(3, table, tmp_path / "three")))
 
 
-@pytest.mark.parametrize("rule", ["mean", "fltrust", "foolsgold"])
+@pytest.mark.parametrize("rule", ["mean", "fltrust", "foolsgold", "lfr"])
 def test_privacy_detectors_server_optimisers_and_lost_replies_on_ranks(rule: str, tmp_path: Path) -> None:
     """Also ranks without a client in a round: three ranks ask two clients."""
     table = {
         **ATTACKED,
         "method": "fedavg",
-        "aggregator": rule,
+        "aggregator": {"name": "mean", "f": 1, "wrap": ["lfr", "weak-dp"]} if rule == "lfr" else rule,
         "server": "fedadam",
         "detectors": ["norm", "committee"] if rule == "foolsgold" else [],
         "train": {"rounds": 3, "participation": 0.3, "dropout": 0.3},

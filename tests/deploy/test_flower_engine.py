@@ -654,7 +654,8 @@ def test_the_server_itself_is_the_root_client(tmp_path: Path, forget: None) -> N
             return Reduced((w @ x + ctx.root) / 2, w, state)
 
     register("aggregator", "test-root")(RootMean)
-    config = write_config(tmp_path, "fedavg", top='aggregator = "test-root"', data="root = 30")
+    chosen = 'aggregator = { name = "test-root", f = 1, wrap = ["lfr"] }'  # it also tests models itself
+    config = write_config(tmp_path, "fedavg", top=chosen, data="root = 30")
     simulate(config, tmp_path / "sim")
     grid = federate(config, tmp_path / "fed")
     assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
