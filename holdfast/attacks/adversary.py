@@ -17,6 +17,7 @@ from holdfast.attacks.data_poisoning import owners, with_trigger
 from holdfast.attacks.false_numbers import lie
 from holdfast.attacks.replies import NewRows, Written
 from holdfast.attacks.several import Said, Situation
+from holdfast.attacks.target import Target
 from holdfast.core.columns import sharing
 from holdfast.core.device import to_device
 from holdfast.core.errors import ConfigError, RunError, suggest
@@ -63,6 +64,8 @@ class Adversary:
         """The data before it was poisoned."""
         self._poisoned: Poisoned | None = None
         self._table: tuple[int, ClientRows] | None = None
+        self.target = Target()
+        """What is attacked; the experiment says so once it is built."""
         self._notes: list[str] = []
         if self.redraws and len(self.malicious):
             self.malicious = members
@@ -242,18 +245,19 @@ class Adversary:
         them."""
         attack = self.attack
         assert attack is not None
+        lasting = self.key.fold("lasting")
         acting = [
-            Acting(Situation(attack, task, schema, up, rows, key, sent))
+            Acting(Situation(attack, task, schema, up, rows, key, sent, round, lasting, self.target))
             for rows in (self._at_once(mine) if attack.targets(schema) else ())
         ]
         unsent = sent and replace(sent, pick=sent.pick[:, :0])
         for name in attack.features_in(schema):
             for vote in votes(name, schema, up):
-                luck = key.fold(name).fold(vote.place or 0)
+                luck, own = (each.fold(name).fold(vote.place or 0) for each in (key, lasting))
                 holders = torch.isin(vote.up.ids, self.at(round)).nonzero().flatten()
                 for rows in self._at_once(holders) if len(holders) else ():
-                    situation = Situation(attack, task, vote.schema, vote.up, rows, luck, unsent)
-                    acting.append(Acting(situation, name, vote))
+                    seen = (attack, task, vote.schema, vote.up, rows, luck, unsent, round, own)
+                    acting.append(Acting(Situation(*seen, self.target.of_means()), name, vote))
         return acting
 
     def _changes(

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from holdfast.attacks.base import REACH, Attack, Knowledge, View, Whom
+from holdfast.attacks.target import Target
 from holdfast.core.columns import Columns
 from holdfast.core.device import to_device
 from holdfast.core.errors import RunError
@@ -45,6 +46,10 @@ class Situation:
     """Positions of these attackers among them."""
     attack_key: Key
     sent: Exchange | None = None
+    round: int = 0
+    lasting: Key = field(default_factory=lambda: Key(0))
+    """One for the whole run."""
+    target: Target = field(default_factory=Target)
 
     @property
     def key(self) -> Key:
@@ -76,6 +81,10 @@ class Situation:
         shapes = [self.up[name].shape[1:] for name in self.attack.targets(self.schema)]
         return max(1, n * max(map(math.prod, shapes), default=1))
 
+    @property
+    def known_target(self) -> Target:
+        return self.target if self.attack.knows == "defence" else self.target.without_rule()
+
     def alone(self) -> Said:
         """Given no more than the attack declares to know, and never the server's own row."""
         clients, knows, sent = self.up.is_client, self.attack.knows, self.sent
@@ -86,7 +95,16 @@ class Situation:
         if not self.attack.works_on_device():
             own, seen = own.on_host(), seen.on_host()
             sent = sent and replace(sent, bank=sent.bank.cpu())
-        view = View(mine, seen, knows, self.cohort, partial(first_models, sent, self.rows, self.up.columns))
+        view = View(
+            mine,
+            seen,
+            knows,
+            self.cohort,
+            partial(first_models, sent, self.rows, self.up.columns),
+            round=self.round,
+            lasting=self.lasting,
+            target=self.known_target,
+        )
         return Said(self.attack.uplink(self.task, self.schema, own, view, self.key), view.notes)
 
 
@@ -123,6 +141,11 @@ class Views:
         self.ids = torch.stack([situation.up.ids[situation.rows] for situation in situations])
         """[c, m]: who they are."""
         self.notes: list[str] = []
+
+    @property
+    def rounds(self) -> list[int]:
+        """[c]: which round it is in each experiment."""
+        return [situation.round for situation in self.situations]
 
     @cached_property
     def key(self) -> Key:
