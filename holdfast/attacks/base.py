@@ -13,8 +13,12 @@ from torch import Tensor
 
 from holdfast.aggregators.geometry import everywhere
 from holdfast.attacks.false_numbers import Lie
+from holdfast.attacks.memory import Memory
+from holdfast.attacks.moving_trigger import MovingTrigger
+from holdfast.attacks.target import Target, Trial
 from holdfast.core.columns import Reads, current
 from holdfast.core.errors import RunError
+from holdfast.core.flat import Layout
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
 from holdfast.core.types import Kind, Schema, Uplink
@@ -44,10 +48,32 @@ class View:
     """Returns the models that the attackers were sent, one row each; None where no model was sent. Where
     several processes share the updates, it has the columns of the updates."""
     notes: list[str] = field(default_factory=list)
+    round: int = 0
+    """Counted from 1; every client can count rounds."""
+    lasting: Key = field(default_factory=lambda: Key(0))
+    """A key that is the same in all rounds and for all attackers: for what they agree on before the run."""
+    target: Target = field(default_factory=Target)
+    """What they know of what they attack, beside what is sent."""
+    trained_by_them: Uplink | None = None
+    """What the attackers' own training left, one row each, where they had one (own_training.py)."""
+    memory: Memory = field(default_factory=Memory)
 
     def own(self, field: str) -> Tensor:
         """The attackers' honest rows: a single one where the attack knows only its own."""
         return self.up[field][self.mine]
+
+    def trained(self, field: str) -> Tensor | None:
+        """The attackers' rows as their own training left them; None where they did not train by themselves,
+        or not for this field."""
+        return None if self.trained_by_them is None else self.trained_by_them.fields.get(field)
+
+    def recall(self, name: str) -> Tensor | None:
+        """What these attackers remembered under this name; None where nothing was."""
+        return self.memory.recall(name)
+
+    def remember(self, name: str, value: Tensor, columns: bool = False) -> None:
+        """Remember a tensor for later rounds. `columns`: its last axis is that of the updates."""
+        self.memory.remember(name, value, columns)
 
     def colluders(self, field: str) -> Tensor:
         self._need("colluders")
@@ -67,12 +93,35 @@ class View:
         others = torch.ones(len(self.up), dtype=torch.bool)
         others[self.mine] = False
         rows = self.up[field] if whom == "all" or not bool(others.any()) else self.up[field][others]
-        finite = everywhere(
-            torch.isfinite(rows.flatten(1).amin(1)) & torch.isfinite(rows.flatten(1).amax(1))
-            if rows.numel()
-            else torch.ones(0 if current() is None else len(rows), dtype=torch.bool, device=rows.device)
-        ).cpu()
+        finite = _finite(rows)
         return rows[finite] if bool(finite.any()) and not bool(finite.all()) else rows
+
+    def layout(self, field: str) -> Layout:
+        """Where the tensors of the network lie among the numbers of a row: every client knows the network.
+        One tensor where no model is sent."""
+        shared = current()
+        return self.target.layout_of(self.up[field].shape[1] if shared is None else shared.total)
+
+    def trial(self, field: str, key: Key) -> Trial:
+        """The server's rule, to be tried out on what all clients send with rows of the attackers' choice.
+        Benign updates that are not finite are left out, as the server will leave them out."""
+        self._need("defence")
+        rule = self.target.rule
+        if rule is None:
+            raise RunError("attack tries the server's rule, but its Adversary was not given one (target)")
+        attackers = torch.zeros(len(self.up), dtype=torch.bool)
+        attackers[self.mine] = True
+        used, received = attackers | _finite(self.up[field]), self.sent()
+        return Trial(
+            rule,
+            self.layout(field),
+            self.up.only(used),
+            field,
+            attackers[used].nonzero().flatten(),
+            None if received is None else received[0, : self.up[field].shape[1]],
+            key,
+            self.round,
+        )
 
     def note(self, text: str) -> None:
         """Something a reader of the result should know. It goes into the round's record; the server does not
@@ -85,6 +134,15 @@ class View:
                 f"attack reads what {level} sent but declares to know only {self.knows}; set attack.knows ="
                 f' "{level}"'
             )
+
+
+def _finite(rows: Tensor) -> Tensor:
+    """bool per row, on the host: whether all columns of all processes are finite."""
+    return everywhere(
+        torch.isfinite(rows.flatten(1).amin(1)) & torch.isfinite(rows.flatten(1).amax(1))
+        if rows.numel()
+        else torch.ones(0 if current() is None else len(rows), dtype=torch.bool, device=rows.device)
+    ).cpu()
 
 
 class Trigger(NamedTuple):
@@ -163,6 +221,10 @@ class Attack(Part):
         """The trigger, for attacks that plant one."""
         return None
 
+    def moving(self, samples: Samples) -> MovingTrigger | None:
+        """The trigger, for attacks that train one from round to round (moving_trigger.py)."""
+        return None
+
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         """New rows [number of attackers, ...] for some fields; `up` has the attackers' honest replies, `view`
         whatever else they know. Where they know only their own, it is called for one attacker at a time. A
@@ -175,6 +237,12 @@ class Attack(Part):
         experiments have the same settings and equal numbers of clients and attackers. None: they are computed
         one after the other."""
         return None
+
+    def structure(self) -> tuple[str, ...]:
+        """What attackers do on their clients, by their own training or by a trigger, is the same where this
+        is equal: then they may do it as one stack."""
+        own = {name: value for name, value in self.settings().items() if name not in Attack.model_fields}
+        return type(self).__module__, type(self).__qualname__, repr(own)
 
     @classmethod
     def has_batched_form(cls) -> bool:

@@ -51,7 +51,7 @@ def line(updates: Tensor, kind: Perturbation) -> Line:
 
     def of(columns: slice) -> Tensor:
         found, (mine, middle, way) = zero.clone(), (only(x, columns) for x in (updates, mean, direction))
-        for part in _columns(mine.shape[1], n):
+        for part in column_blocks(mine.shape[1], n):
             block = torch.cat([mine[:, part] - middle[part], way[None, part]]).double()
             found += block @ block.T
         return found
@@ -95,7 +95,7 @@ def lines(updates: Tensor, kind: Perturbation) -> Lines:
     else:
         direction = -mean.sign()
     gram = torch.zeros(c, n + 1, n + 1, dtype=torch.float64, device=updates.device)
-    for part in _columns(d, c * n):
+    for part in column_blocks(d, c * n):
         block = torch.cat([updates[..., part] - mean[:, None, part], direction[:, None, part]], 1).double()
         gram += block @ block.mT
     gram = gram.cpu()
@@ -107,7 +107,7 @@ def lines(updates: Tensor, kind: Perturbation) -> Lines:
 def deviations(x: Tensor) -> Tensor:
     """`deviation` for [c, n, d]: the standard deviation of each column in each of c experiments."""
     found = torch.empty_like(x[:, 0])
-    for columns in _columns(x.shape[2], x.shape[0] * x.shape[1]):
+    for columns in column_blocks(x.shape[2], x.shape[0] * x.shape[1]):
         part = x[..., columns].double()
         part = part - part[:, :1]
         part -= part.mean(1, keepdim=True)
@@ -118,7 +118,7 @@ def deviations(x: Tensor) -> Tensor:
     return found if bool(fine.all()) else torch.where(fine[:, None], found, x.std(1))
 
 
-def _columns(width: int, rows: int) -> Iterator[slice]:
+def column_blocks(width: int, rows: int) -> Iterator[slice]:
     step = max(1, _BLOCK // rows)
     for start in range(0, width, step):
         yield slice(start, min(width, start + step))

@@ -51,3 +51,14 @@ def spread(x: Tensor) -> Tensor:
     middle = over_columns(zero, lambda part: only(x, part).sum(dim=-1))[..., None] / shared.total
     squares = over_columns(zero, lambda part: (only(x, part) - middle).square_().sum(dim=-1))
     return (squares[..., None] / (shared.total - 1)).sqrt_()
+
+
+def lengths(x: Tensor) -> Tensor:
+    """[..., 1]: of each row."""
+    return x.norm(dim=-1, keepdim=True) if current() is None else norms(x)[..., None].to(x.dtype)
+
+
+def root_mean_square(x: Tensor) -> Tensor:
+    """[..., 1]: of the numbers of each row."""
+    shared = current()
+    return lengths(x) / max(1, x.shape[-1] if shared is None else shared.total) ** 0.5

@@ -71,6 +71,9 @@ def make_run_context(
         metrics=measured_metrics(config),
         trigger=adversary.triggered is not None,
         selected=evaluate.selected,
+        moving=""
+        if adversary.attack is None or adversary.moving is None
+        else str(adversary.attack.structure()),
     )
     return RunContext(
         label=label,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.adversary import Adversary
+from holdfast.attacks.target import Target
 from holdfast.core.columns import Ranks
 from holdfast.core.device import to_device
 from holdfast.core.flat import Wire
@@ -100,6 +101,7 @@ class Experiment:
             self.federation,
             self.adversary,
         )
+        self.adversary.target = self._target()
         if ranks is not None:
             self.store.follows = ranks.rank > 0
             self.run_context.share = Share.by_work(ranks, self._steps_of_clients())
@@ -108,6 +110,10 @@ class Experiment:
         self.finished: dict[str, Any] | None = None
         self._start: dict[torch.device, Tensor] = {}
         self._heads: tuple[Wire, torch.device, Tensor] | None = None
+
+    def _target(self) -> Target:
+        """What attackers may learn about this experiment beside what is sent."""
+        return Target(self.parts.aggregator, lambda: self.run_context.wire().layout(self.network.layout))
 
     def _steps_of_clients(self) -> Tensor:
         """About how many steps each client trains in a round."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.attacks import Adversary, Attack, View
 from holdfast.attacks.base import REACH
 from holdfast.attacks.lie import formula
+from holdfast.attacks.target import Target
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
@@ -37,7 +38,9 @@ ATTACKERS = [1, 3]  # rows of clients 2 and 6
 
 
 def adversary(name: str, **settings: Any) -> Adversary:
-    return Adversary(build("attack", {"name": name, "clients": (2, 6), **settings}), torch.arange(10), Key(0))
+    made = Adversary(build("attack", {"name": name, "clients": (2, 6), **settings}), torch.arange(10), Key(0))
+    made.target = Target(build("aggregator", "median"))
+    return made
 
 
 def sent(name: str, up: Uplink = UP, **settings: Any) -> Tensor:

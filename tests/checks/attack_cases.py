@@ -10,6 +10,7 @@ import torch
 
 from holdfast.attacks import Adversary, Attack
 from holdfast.attacks.base import REACH
+from holdfast.attacks.target import Target
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.together import alone, in_lockstep
@@ -27,6 +28,8 @@ def variants(name: str) -> list[dict[str, Any]]:
         if setting != "knows" and get_origin(field.annotation) is Literal:
             others = [choice for choice in get_args(field.annotation) if choice != field.default]
             choices += [{setting: choice} for choice in others]
+    if "evaluations" in part.model_fields:
+        choices = [{**choice, "evaluations": 3} for choice in choices]  # each is an aggregation
     levels = [level for level in REACH if REACH[level] >= REACH[part.least]]
     if len(levels) > 1:
         levels.remove("defence")  # is shown what "everyone" is
@@ -52,6 +55,17 @@ def schema(d: int) -> Schema:
     }
 
 
+RULE = build("aggregator", {"name": "trimmed-mean", "f": 2})
+"""What the attackers attack who know the defence."""
+
+
+def adversary(attack: Attack, place: int) -> Adversary:
+    """That of the experiment at this place."""
+    made = Adversary(attack, torch.arange(CLIENTS), Key(place))
+    made.target = Target(RULE)
+    return made
+
+
 class World:
     """Experiments with data and keys of their own; what their clients send lies in one memory."""
 
@@ -68,9 +82,7 @@ class World:
         self.schema = schema(d)
         given = {"fraction": 0.3, "lies": {"count": "random"}, **settings, **more}
         self.attack: Attack = build("attack", given)
-        self.adversaries = [
-            Adversary(self.attack, torch.arange(CLIENTS), Key(place)) for place in range(EXPERIMENTS)
-        ]
+        self.adversaries = [adversary(self.attack, place) for place in range(EXPERIMENTS)]
         self.ups = [
             Uplink(
                 ids,

@@ -36,6 +36,7 @@ HARD: list[dict[str, Any]] = [
     {"name": "lie", "fraction": 0.6, "redraw": True, "lies": {"count": 3.0}},
     {"name": "gaussian", "fraction": 0.4, "scale": "model"},
 ]
+REMEMBERS: dict[str, Any] = {"name": "poisoned-fl", "fraction": 0.4, "every": 1}
 hard = pytest.mark.parametrize("attack", HARD, ids=[attack["name"] for attack in HARD])
 
 
@@ -67,9 +68,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         round: int = 0,
         sent: Any = None,
         in_place: bool = False,
+        trained: Uplink | None = None,
     ) -> Generator[Any, Any, Uplink]:
         before = {name: value.clone() for name, value in up.fields.items()}
-        after = yield from honest_poisoning(self, task, schema, up, key, round, sent, in_place)
+        after = yield from honest_poisoning(self, task, schema, up, key, round, sent, in_place, trained)
         benign = self.benign(up.ids, round) | (up.ids == ROOT)
         assert torch.equal(after.ids, up.ids) and after.fields.keys() == before.keys()
         assert self.attack is not None
@@ -143,7 +145,7 @@ def test_fused_equals_alone(simulate: Callable[..., Run], simulate_all: Callable
         assert fused.store.parts(3)[1]["attack"] == alone.store.parts(3)[1]["attack"]
 
 
-@hard
+@pytest.mark.parametrize("attack", [*HARD, REMEMBERS], ids=[attack["name"] for attack in (*HARD, REMEMBERS)])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     attack: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None
 ) -> None:

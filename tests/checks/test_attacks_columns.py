@@ -19,7 +19,7 @@ from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import Schema, Uplink
-from tests.checks.attack_cases import CASES, CLIENTS, IDS, World
+from tests.checks.attack_cases import CASES, CLIENTS, IDS, World, adversary
 from tests.helpers import built_in
 from tests.thread_ranks import ThreadRanks, on_ranks
 
@@ -61,9 +61,7 @@ def assert_equal(found: list[Uplink], expected: list[Uplink], tolerance: float =
 def again(world: World) -> World:
     """The same experiments, with adversaries of their own."""
     fresh = copy(world)
-    fresh.adversaries = [
-        Adversary(world.attack, torch.arange(CLIENTS), Key(place)) for place in range(len(world.ups))
-    ]
+    fresh.adversaries = [adversary(world.attack, place) for place in range(len(world.ups))]
     return fresh
 
 
