@@ -25,6 +25,7 @@ PAGES = {
     "wrapper": "wrappers.md",
     "server": "server-optimizers.md",
     "attack": "attacks.md",
+    "trigger": "attacks.md",
     "sent": "privacy.md",
 }
 KINDS = {"sent": "method"}
@@ -35,6 +36,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "wrapper": ("what the rule sees", "what comes out", "from"),
     "server": ("step", "settings, with their defaults"),
     "attack": ("what an attacker does", "knows (at least)", "settings, with their defaults"),
+    "trigger": ("for", "what it changes", "settings, with their defaults"),
     "sent": ("a client sends", "what that says, beyond the update itself", "refused under [privacy]"),
 }
 

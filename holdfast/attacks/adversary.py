@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast.attacks.base import Attack
 from holdfast.attacks.class_means import Vote, votes
-from holdfast.attacks.data_poisoning import owners, with_trigger
+from holdfast.attacks.data_poisoning import Triggered, owners, with_trigger
 from holdfast.attacks.false_numbers import lie
 from holdfast.attacks.replies import NewRows, Written
 from holdfast.attacks.several import Said, Situation
@@ -35,7 +35,7 @@ class Poisoned:
 
     honest: Samples  # kept so that its id, by which this is found, stays its own
     federation: Federation
-    triggered: ClientRows | None = None
+    triggered: Triggered | None = None
 
 
 class Acting(NamedTuple):
@@ -56,8 +56,8 @@ class Adversary:
         self.attack, self.members, self.key, self.names = attack, members, key, names
         self.malicious = self._draw(key.fold("malicious"))
         """All clients that are malicious at any time; where the set is redrawn, all clients may be."""
-        self.triggered: ClientRows | None = None
-        """The test images with the trigger in them, labelled as its target; known once the data is
+        self.triggered: Triggered | None = None
+        """The test samples with the trigger in them, labelled as its target; known once the data is
         poisoned."""
         self.honest: Federation | None = None
         """The data before it was poisoned."""
@@ -112,7 +112,7 @@ class Adversary:
         return ~torch.isin(ids, self.at(round))
 
     def poison_data(self, federation: Federation, test: str = "test") -> Federation:
-        """What the clients of this experiment train on. `test` names the table whose images get the trigger,
+        """What the clients of this experiment train on. `test` names the table whose samples get the trigger,
         where there is one."""
         self.honest = federation
         if self.attack is None or not len(self.malicious):
@@ -127,7 +127,7 @@ class Adversary:
     def _poison_data(self, federation: Federation, test: str) -> Poisoned:
         assert self.attack is not None
         poisoned = self._data(federation, self.malicious, self.key.fold("data"))
-        trigger = self.attack.trigger(federation.samples)
+        trigger = self.attack.planted(federation.samples)
         if trigger is None:
             return Poisoned(federation.samples, poisoned)
         return Poisoned(federation.samples, *with_trigger(poisoned, getattr(federation, test), trigger))

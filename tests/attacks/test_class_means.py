@@ -33,7 +33,7 @@ UP = Uplink(
     },
 )
 """Clients 2 and 6 attack; 2 has nothing of class 1."""
-ON_UPDATES = [name for name, part in built_in("attack").items() if "update" in part.kinds]
+ON_UPDATES = [name for name, part in built_in("attack").items() if "update" in part().kinds]
 
 
 def adversary(name: str, **settings: Any) -> Adversary:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from holdfast.attacks import Adversary
+from holdfast.attacks.planting import Planting
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import describe, find
 from holdfast.core.types import ROOT, Schema, Uplink
@@ -85,6 +86,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     return count
 
 
+def measured(run: Run) -> list[str]:
+    """The models that the run evaluated."""
+    return [
+        model for model in ("global", "customised", "personal") if run.final[f"accuracy/{model}"] is not None
+    ]
+
+
 @pytest.mark.parametrize("method", methods_in_turn())
 def test_every_attack_on_every_method(
     method: str, simulate_all: Callable[..., list[Run]], watched: dict[str, list[int]]
@@ -105,7 +113,10 @@ def test_every_attack_on_every_method(
         assert sum(watched[name]) >= 4, f"{name}: malicious replies"
         assert run.final["accuracy"] is not None, name
         assert run.final["detection/fnr"] == 1.0 and run.final["detection/rounds"] is None, name
-        assert (run.final["attack/asr"] is None) == (name != "backdoor"), name
+        if name != "edge-case":  # so few clients may have no rare sample to test on
+            planted = issubclass(built_in("attack")[name], Planting)
+            assert (run.final["attack/asr"] is None) != planted, name
+            assert all((run.final.get(f"attack/asr/{m}") is not None) == planted for m in measured(run)), name
 
 
 @every_attack
