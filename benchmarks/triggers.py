@@ -57,13 +57,14 @@ def stamped(samples: Samples, given: Any, rows: Tensor, title: str) -> Tensor:
 def draw(out: Path) -> None:
     images = load_samples(DataSettings(name="cifar10"))
     windows = load_samples(DataSettings(name="uci-har"))
-    figure = pyplot.figure(figsize=(11, 6.6))
-    grid = figure.add_gridspec(4, 12, height_ratios=[2.2, 2.2, 2.4, 1.4], hspace=0.45, wspace=0.3)
+    figure = pyplot.figure(figsize=(11, 6.2))
+    grid = figure.add_gridspec(4, 12, height_ratios=[2.2, 2.2, 2.4, 1.4], hspace=0.3, wspace=0.3)
     for column, (title, given) in enumerate(IMAGES.items()):
         for line, x in enumerate(stamped(images, given, torch.tensor([4, 7]), title)):
             axes = figure.add_subplot(grid[line, 2 * column : 2 * column + 2])
             axes.imshow(np.asarray(x.permute(1, 2, 0)))
-            axes.set_axis_off()
+            axes.set_xticks([])
+            axes.set_yticks([])
             if not line:
                 axes.set_title(title, fontsize=9, color=INK)
     for column, (title, given) in enumerate(WINDOWS.items()):
@@ -93,9 +94,18 @@ def _text(axes: Axes) -> None:
     for line, (title, row) in enumerate(lines.items()):
         height = 0.9 - 0.38 * line
         axes.text(0, height, title, fontsize=9, color=INK, transform=axes.transAxes)
-        for place, word in enumerate(known[number] for number in row[0].tolist()):
-            colour = CHANGED if word == "cf" else INK
-            axes.text(0.28 + 0.105 * place, height, word, fontsize=8, color=colour, transform=axes.transAxes)
+        begin = 0
+        for word in (known[number] for number in row[0].tolist()):
+            axes.text(
+                0.28 + 0.0155 * begin,
+                height,
+                word,
+                fontsize=8,
+                family="monospace",
+                color=CHANGED if word == "cf" else INK,
+                transform=axes.transAxes,
+            )
+            begin += len(word) + 1
 
 
 def _table(axes: Axes) -> None:
@@ -106,11 +116,11 @@ def _table(axes: Axes) -> None:
     axes.set_axis_off()
     for line, (title, row) in enumerate(lines.items()):
         height = 0.9 - 0.38 * line
-        axes.text(0.1, height, title, fontsize=9, color=INK, transform=axes.transAxes)
+        axes.text(0.25, height, title, fontsize=9, color=INK, transform=axes.transAxes)
         for place, (number, was) in enumerate(zip(row[0].tolist(), x[0].tolist(), strict=True)):
             colour = INK if number == was else CHANGED
             axes.text(
-                0.3 + 0.14 * place,
+                0.4 + 0.12 * place,
                 height,
                 f"{number:.1f}",
                 fontsize=9,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.attacks import Adversary, Attack
+from holdfast.attacks import Adversary, Attack, Trigger
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from holdfast.data.federation import ClientRows, Federation
+from holdfast.data.federation import ClientRows, Federation, Samples
 from holdfast.results.run import Run
 from tests.attacks.poisoned import federation, poisoned
 
@@ -248,6 +248,18 @@ def test_asr_by_hand(simulate: Callable[..., Run]) -> None:
     assert simulate(attack={"name": "label-flip"}).final["attack/asr"] is None
     everywhere = simulate(attack=attack, data={"pool": "train"}, evaluate={"test": "global"})
     assert 0 <= everywhere.final["attack/asr"] <= 1
+
+
+def test_a_plug_in_of_an_earlier_version_names_its_trigger_so() -> None:
+    class Older(Attack):
+        """Knows the method by its old name."""
+
+        def trigger(self, samples: Samples) -> Trigger:
+            return Trigger(torch.zeros_like, 3, False)
+
+    adversary = Adversary(Older(clients=(1,)), torch.arange(3), Key(0))
+    after = adversary.poison_data(federation())
+    assert adversary.triggered is not None and not after.samples.x[adversary.triggered.table.row].any()
 
 
 def test_within_a_run_only_labels_change() -> None:
