@@ -74,7 +74,9 @@ def everything(run: Run) -> dict[str, Tensor]:
     """All numbers a run ended with: server state, private rows, per-client figures and the last verdict."""
     head = run.store.head()
     assert head is not None
-    out = {name: value for name, value in head[1].items() if name.startswith(("server/", "roster/"))}
+    out = {
+        name: value for name, value in head[1].items() if name.startswith(("server/", "roster/", "attack/"))
+    }
     rows = run._experiment.run_context.rows.__class__(run.path / "rows", head[1]["rows/index"])
     ids = torch.tensor(sorted(rows.place), dtype=torch.int64)
     out["rows/ids"] = ids

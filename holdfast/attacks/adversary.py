@@ -13,16 +13,20 @@ from torch import Tensor
 
 from holdfast.attacks.base import Attack
 from holdfast.attacks.class_means import Vote, votes
-from holdfast.attacks.data_poisoning import Triggered, owners, with_trigger
+from holdfast.attacks.data_poisoning import owners, with_trigger
 from holdfast.attacks.false_numbers import lie
+from holdfast.attacks.memory import Memories, owner_of, whole
+from holdfast.attacks.moving_trigger import MovingTrigger, waiting_for
+from holdfast.attacks.own_training import Crew, OwnTraining
 from holdfast.attacks.replies import NewRows, Written
 from holdfast.attacks.several import Said, Situation
+from holdfast.attacks.triggered import Triggered
 from holdfast.core.columns import sharing
 from holdfast.core.device import to_device
 from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.together import Computation, alone
-from holdfast.core.types import UPDATE, Exchange, Schema, Uplink
+from holdfast.core.types import UPDATE, Exchange, Schema, Uplink, without_unused_models
 from holdfast.data.federation import ClientRows, Federation, Samples
 
 _OF_SAMPLES, _OF_TABLE = ("classes", "train_rows", "mean", "std"), ("row", "label", "start")
@@ -36,12 +40,15 @@ class Poisoned:
     honest: Samples  # kept so that its id, by which this is found, stays its own
     federation: Federation
     triggered: Triggered | None = None
+    moving: MovingTrigger | None = None
 
 
 class Acting(NamedTuple):
     """Attackers that act together, on rows of updates or on their means of one class."""
 
     situation: Situation
+    owner: str
+    """Whose memory they use."""
     means: str = ""
     vote: Vote | None = None
 
@@ -59,6 +66,10 @@ class Adversary:
         self.triggered: Triggered | None = None
         """The test samples with the trigger in them, labelled as its target; known once the data is
         poisoned."""
+        self.memories = Memories()
+        """What the attackers remember from round to round."""
+        self.moving: MovingTrigger | None = None
+        """The trigger, where attackers train it: then those are the samples without it."""
         self.honest: Federation | None = None
         """The data before it was poisoned."""
         self._poisoned: Poisoned | None = None
@@ -121,12 +132,17 @@ class Adversary:
         name = f"{id(federation.samples)} {federation.digest} {about}"
         self._poisoned = _POISONED.get(name) or self._poison_data(federation, test)
         _POISONED[name] = self._poisoned
-        self.triggered = self._poisoned.triggered
+        self.triggered, self.moving = self._poisoned.triggered, self._poisoned.moving
         return self._poisoned.federation
 
     def _poison_data(self, federation: Federation, test: str) -> Poisoned:
         assert self.attack is not None
         poisoned = self._data(federation, self.malicious, self.key.fold("data"))
+        moving = self.attack.moving(federation.samples)
+        if moving is not None:
+            return Poisoned(
+                federation.samples, poisoned, waiting_for(moving, getattr(federation, test)), moving
+            )
         trigger = self.attack.planted(federation.samples)
         if trigger is None:
             return Poisoned(federation.samples, poisoned)
@@ -191,6 +207,30 @@ class Adversary:
                 return f"the data of client {client}, which is not malicious"
         return ""
 
+    def crews(
+        self, exchange: Exchange, schema: Schema, key: Key, round: int, unsent: bool = False
+    ) -> list[Crew]:
+        """The attackers that train by themselves before they answer a request; none where the request asks
+        for no update, or sends no model (unless clients then begin with one of their own: `unsent`)."""
+        attack = self.attack
+        if (
+            not isinstance(attack, OwnTraining)
+            or attack.tasks is not None
+            and exchange.task not in attack.tasks
+        ):
+            return []
+        mine = torch.isin(exchange.to, self.at(round)).nonzero().flatten()
+        given = unsent or exchange.pick.shape[1] > 0 and bool((exchange.pick[mine, 0] >= 0).all())
+        if UPDATE not in schema or not len(mine) or not given:
+            return []
+        cohort, found = int(exchange.is_client.sum()), []
+        for rows in self._at_once(mine):
+            asked = without_unused_models(exchange.only(rows))
+            owner = owner_of(attack.knows, asked.to)
+            luck = key.fold(int(asked.to[0])) if attack.knows == "own" else key
+            found.append(Crew(attack, asked, cohort, round, luck, owner, self.memories.of(owner)))
+        return found
+
     def poison(
         self, task: str, schema: Schema, up: Uplink, key: Key, round: int = 0, sent: Exchange | None = None
     ) -> Uplink:
@@ -207,20 +247,24 @@ class Adversary:
         round: int = 0,
         sent: Exchange | None = None,
         in_place: bool = False,
+        trained: Uplink | None = None,
     ) -> Generator[Computation, Any, Uplink]:
         """The same as a generator that yields what is to be computed, so that several experiments are
         attacked at once (`core/together.py`). With `in_place`, the rows of malicious clients are written into
-        the replies themselves, once all are computed: replies that lie next to each other stay there."""
+        the replies themselves, once all are computed: replies that lie next to each other stay there.
+        `trained` is what the attackers' own training left, where they had one."""
         mine = torch.isin(up.ids, self.at(round)).nonzero().flatten()
         if self.attack is None or not len(mine):
             return up
         fields: dict[str, Tensor] = {}
         if self.attack.tasks is None or task in self.attack.tasks:
-            acting = self._acting(task, schema, up, mine, key, round, sent)
+            acting = self._acting(task, schema, up, mine, key, round, sent, trained)
             request = NewRows(self.attack, up, [act.situation for act in acting])
             found: list[Said] = (yield request) if acting else []
             if sent is None or not sent.discard_state:  # requests of an evaluation are not recorded
                 self._notes += [note for said in found for note in said.notes]
+                for act, said in zip(acting, found, strict=True):
+                    self.memories.add(act.owner, whole(said.remembered, up.columns if said.partly else None))
             for (name, shape), changes in self._changes(acting, found, up, task, schema).items():
                 written = yield Written(up[name].reshape(shape), changes, in_place)
                 fields[name] = written.reshape(up[name].shape)
@@ -236,24 +280,31 @@ class Adversary:
         key: Key,
         round: int,
         sent: Exchange | None,
+        trained: Uplink | None,
     ) -> list[Acting]:
         """Who acts together on rows of updates, and on class means: class by class, among those who hold it.
         The models they were sent are not given with those, since a class mean cannot be compared with
         them."""
         attack = self.attack
         assert attack is not None
-        acting = [
-            Acting(Situation(attack, task, schema, up, rows, key, sent))
-            for rows in (self._at_once(mine) if attack.targets(schema) else ())
-        ]
+        acting = []
+        for rows in self._at_once(mine) if attack.targets(schema) else ():
+            owner, theirs = owner_of(attack.knows, up.ids[rows]), _of(trained, up.ids[rows])
+            before = self.memories.of(owner).before
+            situation = Situation(attack, task, schema, up, rows, key, sent, theirs, before)
+            acting.append(Acting(situation, owner))
         unsent = sent and replace(sent, pick=sent.pick[:, :0])
         for name in attack.features_in(schema):
             for vote in votes(name, schema, up):
                 luck = key.fold(name).fold(vote.place or 0)
                 holders = torch.isin(vote.up.ids, self.at(round)).nonzero().flatten()
                 for rows in self._at_once(holders) if len(holders) else ():
-                    situation = Situation(attack, task, vote.schema, vote.up, rows, luck, unsent)
-                    acting.append(Acting(situation, name, vote))
+                    owner = f"{owner_of(attack.knows, vote.up.ids[rows])}/{name}/{vote.place}"
+                    before = self.memories.of(owner).before
+                    situation = Situation(
+                        attack, task, vote.schema, vote.up, rows, luck, unsent, before=before
+                    )
+                    acting.append(Acting(situation, owner, name, vote))
         return acting
 
     def _changes(
@@ -261,7 +312,7 @@ class Adversary:
     ) -> dict[tuple[str, tuple[int, ...]], list[tuple[Tensor, Tensor]]]:
         """By field, and by the shape in which its rows are counted: positions, and what stands there now."""
         changes: dict[tuple[str, tuple[int, ...]], list[tuple[Tensor, Tensor]]] = {}
-        for (situation, means, vote), said in zip(acting, found, strict=True):
+        for (situation, _, means, vote), said in zip(acting, found, strict=True):
             if vote is None:
                 for name, value in said.rows.items():
                     self._check_field(task, schema, name)
@@ -311,6 +362,11 @@ class Adversary:
             raise RunError(
                 f"attack '{self.attack.name}' may not touch '{name}', which is of kind {schema[name].kind}"
             )
+
+
+def _of(trained: Uplink | None, ids: Tensor) -> Uplink | None:
+    """What the own training of these attackers left."""
+    return None if trained is None else trained.only(torch.isin(trained.ids, ids))
 
 
 def _mixed(honest: ClientRows, poisoned: ClientRows, malicious: Tensor) -> ClientRows:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from holdfast.aggregators.geometry import everywhere
 from holdfast.attacks.false_numbers import Lie
+from holdfast.attacks.memory import Memory
+from holdfast.attacks.moving_trigger import MovingTrigger
 from holdfast.core.columns import Reads, current
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
@@ -44,10 +46,26 @@ class View:
     """Returns the models that the attackers were sent, one row each; None where no model was sent. Where
     several processes share the updates, it has the columns of the updates."""
     notes: list[str] = field(default_factory=list)
+    trained_by_them: Uplink | None = None
+    """What the attackers' own training left, one row each, where they had one (own_training.py)."""
+    memory: Memory = field(default_factory=Memory)
 
     def own(self, field: str) -> Tensor:
         """The attackers' honest rows: a single one where the attack knows only its own."""
         return self.up[field][self.mine]
+
+    def trained(self, field: str) -> Tensor | None:
+        """The attackers' rows as their own training left them; None where they did not train by themselves,
+        or not for this field."""
+        return None if self.trained_by_them is None else self.trained_by_them.fields.get(field)
+
+    def recall(self, name: str) -> Tensor | None:
+        """What these attackers remembered under this name; None where nothing was."""
+        return self.memory.recall(name)
+
+    def remember(self, name: str, value: Tensor, columns: bool = False) -> None:
+        """Remember a tensor for later rounds. `columns`: its last axis is that of the updates."""
+        self.memory.remember(name, value, columns)
 
     def colluders(self, field: str) -> Tensor:
         self._need("colluders")
@@ -167,6 +185,10 @@ class Attack(Part):
         old = getattr(type(self), "trigger", None)
         return old(self, samples) if callable(old) else None
 
+    def moving(self, samples: Samples) -> MovingTrigger | None:
+        """The trigger, for attacks that train one from round to round (moving_trigger.py)."""
+        return None
+
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         """New rows [number of attackers, ...] for some fields; `up` has the attackers' honest replies, `view`
         whatever else they know. Where they know only their own, it is called for one attacker at a time. A
@@ -179,6 +201,12 @@ class Attack(Part):
         experiments have the same settings and equal numbers of clients and attackers. None: they are computed
         one after the other."""
         return None
+
+    def structure(self) -> tuple[str, ...]:
+        """What attackers do on their clients, by their own training or by a trigger, is the same where this
+        is equal: then they may do it as one stack."""
+        own = {name: value for name, value in self.settings().items() if name not in Attack.model_fields}
+        return type(self).__module__, type(self).__qualname__, repr(own)
 
     @classmethod
     def has_batched_form(cls) -> bool:

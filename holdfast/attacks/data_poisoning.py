@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.attacks.base import Trigger
+from holdfast.attacks.triggered import Triggered, shown
 from holdfast.core.keys import Key
 from holdfast.data.client_rows import ClientRows
 from holdfast.data.federation import Federation, Samples
@@ -61,34 +61,18 @@ def append(samples: Samples, x: Tensor, y: Tensor) -> tuple[Samples, Tensor]:
     return replace(samples, x=torch.cat([samples.x, x]), y=torch.cat([samples.y, y]), user=user), where
 
 
-class Triggered(NamedTuple):
-    """Triggered copies of test samples, labelled as the trigger's target."""
-
-    table: ClientRows
-    of_target: ClientRows | None
-    """Those of them that show the target anyway, where the attack counts them too."""
-
-
 def with_trigger(federation: Federation, test: ClientRows, trigger: Trigger) -> tuple[Federation, Triggered]:
     """The federation with triggered copies of test samples behind its own, and the tables of them."""
     samples = federation.samples
-    shows = test.label == trigger.target
-    kept = torch.ones_like(shows) if trigger.inclusive else ~shows
-    if trigger.among is not None:
-        kept &= trigger.among[test.row]
-    rows, place = test.row[kept].unique(return_inverse=True)
+    table, of_target = shown(test, trigger.target, trigger.inclusive, trigger.among)
+    rows = table.row.unique()
     more, where = append(samples, trigger.stamp(samples.x[rows]), torch.full_like(rows, trigger.target))
-    table = ClientRows(where[place], torch.full_like(place, trigger.target), _starts(test, kept))
-    of_target = None
-    if trigger.inclusive:
-        its = shows[kept]
-        of_target = ClientRows(table.row[its], table.label[its], _starts(test, kept & shows))
-    return replace(federation, samples=more), Triggered(table, of_target)
-
-
-def _starts(table: ClientRows, kept: Tensor) -> Tensor:
-    """Where the clients' lists begin once only some entries are kept."""
-    return torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])[table.start]
+    found = [
+        None if each is None else replace(each, row=where[torch.searchsorted(rows, each.row)])
+        for each in (table, of_target)
+    ]
+    assert found[0] is not None
+    return replace(federation, samples=more), Triggered(found[0], found[1])
 
 
 def owners(table: ClientRows) -> Tensor:

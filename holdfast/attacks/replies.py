@@ -62,7 +62,8 @@ class NewRows(Computation):
             if situation.up.columns is None:
                 found.append(situation.alone())  # class means, which every process has
             elif gathers:
-                found.append(_cut(replace(situation, up=replies).alone(), columns))
+                trained = None if situation.trained is None else situation.trained.whole()
+                found.append(_cut(replace(situation, up=replies, trained=trained).alone(), columns))
             else:
                 with sharing(columns):
                     found.append(situation.alone())

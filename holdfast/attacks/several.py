@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from holdfast.attacks.base import REACH, Attack, Knowledge, View, Whom
-from holdfast.core.columns import Columns
-from holdfast.core.device import to_device
+from holdfast.attacks.memory import Memory
+from holdfast.core.columns import Columns, current
+from holdfast.core.device import on_host, to_device
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.one_memory import one_memory
@@ -30,6 +31,10 @@ class Said:
 
     rows: Mapping[str, Tensor]
     notes: Sequence[str] = ()
+    remembered: Mapping[str, Tensor] = field(default_factory=dict)
+    """What they remember from now on."""
+    partly: bool = False
+    """Whether what is remembered of the updates has this process's columns only."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class Situation:
     """Positions of these attackers among them."""
     attack_key: Key
     sent: Exchange | None = None
+    trained: Uplink | None = None
+    """What the own training of these attackers left."""
+    before: Mapping[str, Tensor] = field(default_factory=dict)
+    """What they remember."""
 
     @property
     def key(self) -> Key:
@@ -67,6 +76,7 @@ class Situation:
             len(self.rows),
             self.cohort,
             self.sent is None,
+            None if self.trained is None else tuple(self.trained.fields),
         )
 
     @property
@@ -83,11 +93,15 @@ class Situation:
         seen, mine = own, torch.arange(len(self.rows))
         if REACH[knows] >= REACH["everyone"]:
             seen, mine = self.up.only(clients), self.rows - int((~clients).sum())
+        trained, memory = self.trained, Memory(self.before)
         if not self.attack.works_on_device():
             own, seen = own.on_host(), seen.on_host()
-            sent = sent and replace(sent, bank=sent.bank.cpu())
-        view = View(mine, seen, knows, self.cohort, partial(first_models, sent, self.rows, self.up.columns))
-        return Said(self.attack.uplink(self.task, self.schema, own, view, self.key), view.notes)
+            trained = None if trained is None else trained.on_host()
+            sent, memory = sent and replace(sent, bank=sent.bank.cpu()), Memory(on_host(self.before))
+        models = partial(first_models, sent, self.rows, self.up.columns)
+        view = View(mine, seen, knows, self.cohort, models, trained_by_them=trained, memory=memory)
+        rows = self.attack.uplink(self.task, self.schema, own, view, self.key)
+        return Said(rows, view.notes, memory.fresh, current() is not None)
 
 
 def first_models(sent: Exchange | None, rows: Tensor, columns: Columns | None = None) -> Tensor | None:
@@ -123,6 +137,8 @@ class Views:
         self.ids = torch.stack([situation.up.ids[situation.rows] for situation in situations])
         """[c, m]: who they are."""
         self.notes: list[str] = []
+        self.fresh: dict[str, Tensor] = {}
+        """What they remember from now on, [c, ...] each."""
 
     @cached_property
     def key(self) -> Key:
@@ -136,6 +152,26 @@ class Views:
     def own(self, field: str) -> Tensor:
         """[c, m, ...]: the attackers' honest rows."""
         return self._take(field, self.mine)
+
+    def trained(self, field: str) -> Tensor | None:
+        """[c, m, ...]: the attackers' rows as their own training left them."""
+        if any(one.trained is None or field not in one.trained.fields for one in self.situations):
+            return None
+        return torch.stack([one.trained[field] for one in self.situations if one.trained is not None])
+
+    def recall(self, name: str) -> Tensor | None:
+        """[c, ...]: what the attackers of each experiment remember; None where none of them does."""
+        found = [Memory(situation.before).recall(name) for situation in self.situations]
+        known = [value for value in found if value is not None]
+        if known and len(known) < len(found):
+            raise Uneven([int(value is not None) for value in found])
+        return torch.stack(known) if known else None
+
+    def remember(self, name: str, values: Tensor, columns: bool = False) -> None:
+        """Remember a tensor [c, ...], a row for the attackers of each experiment."""
+        memory = Memory()
+        memory.remember(name, values, columns)
+        self.fresh |= memory.fresh
 
     def known(self, field: str, whom: Whom = "all") -> Tensor:
         """[c, k, ...]: honest rows to take statistics of, as `View.known` chooses them. The host waits for
@@ -226,6 +262,9 @@ def _as_one(situations: Sequence[Situation]) -> list[Said]:
     if rows is None:
         return [situation.alone() for situation in situations]
     return [
-        Said({name: value[place] for name, value in rows.items()}, views.notes)
-        for place in range(len(situations))
+        Said(_row(rows, place), views.notes, _row(views.fresh, place)) for place in range(len(situations))
     ]
+
+
+def _row(stacks: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
+    return {name: value[place] for name, value in stacks.items()}

@@ -212,3 +212,13 @@ def nothing(task: str, to: Tensor, dtype: torch.dtype = torch.float32, **extra: 
     return Exchange(
         task, to, torch.zeros(0, 0, dtype=dtype), torch.zeros(len(to), 0, dtype=torch.int64), extra
     )
+
+
+def without_unused_models(exchange: Exchange) -> Exchange:
+    """The same request without the models that none of its clients receives."""
+    used, place = exchange.pick.clamp(min=0).unique(return_inverse=True)
+    if exchange.bank.shape[0] <= 1 or not len(used):
+        return exchange
+    return replace(
+        exchange, bank=exchange.bank[used], pick=torch.where(exchange.pick >= 0, place, exchange.pick)
+    )

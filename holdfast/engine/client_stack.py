@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.attacks.own_training import OwnTraining
 from holdfast.core.device import deterministic_math, to_device
 from holdfast.core.keys import Key
 from holdfast.core.types import SCORE, Exchange, State
 from holdfast.data.federation import Padded
 from holdfast.engine.client_task import EVALUATE, Task, perform, personal_models
 from holdfast.engine.host_threads import joined
+from holdfast.engine.own_training import perform_work
 from holdfast.engine.run_context import Call, join
 from holdfast.local.client import Local, Received
 from holdfast.local.fit import Recipe
@@ -52,12 +54,23 @@ class ClientStack:
         first, exchange = calls[0].run_context, calls[0].exchange
         local = self.local(calls)
         task = self._task(calls, local, known, stored)
+        if calls[0].work:
+            return None, self._worked(calls, local, task)
         with deterministic_math(self.device, local.plan.precision):
             # programs of other networks may hold what is missing; nothing was changed by then
             state, fields = with_room(lambda: perform(first.rule, local, task))
         if local.passes is not None and exchange.task not in (EVALUATE, SCORE):
             fields = {**fields, PASSES: local.passes}
         return None if exchange.discard_state else state, fields
+
+    def _worked(self, calls: list[Call], local: Local, task: Task) -> Mapping[str, Tensor]:
+        """What attackers find in a piece of work of their own."""
+        context, work = calls[0].run_context, calls[0].work
+        attack = context.adversary.attack
+        assert isinstance(attack, OwnTraining)
+        clean = joined_table([c.run_context.clean(c.exchange.to) for c in calls], self.device)
+        with deterministic_math(self.device, local.plan.precision):
+            return with_room(lambda: perform_work(attack, work, context.rule, local, task, clean))
 
     def models(self, call: Call, kind: str, known: Tensor, stored: State) -> Tensor:
         """[n, size]: the models that these clients use now, given what they are sent: their personal ones, or
@@ -114,6 +127,7 @@ class ClientStack:
         }
         test: Padded | None = None
         triggered: tuple[Padded, ...] = ()
+        moving = first.adversary.moving
         if name == EVALUATE:
             test = joined_table([c.run_context.test(c.exchange.to) for c in calls], self.device)
         if name == EVALUATE and first.measure.trigger:
@@ -128,6 +142,7 @@ class ClientStack:
             test,
             first.measure,
             triggered,
+            moving.stamp if triggered and moving is not None else None,
         )
 
     def _received(self, calls: list[Call], local: Local) -> Received:

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.attacks.moving_trigger import PREFIX, Stamp, stamping
 from holdfast.core.errors import RunError
 from holdfast.core.flat import Wire
 from holdfast.core.types import EVALUATE as EVALUATE
 from holdfast.core.types import SCORE, Exchange, Field, Schema, State
 from holdfast.data.client_rows import Padded, either
 from holdfast.engine.run_context import Measure
-from holdfast.evaluation.evaluate import score
+from holdfast.evaluation.evaluate import Predict, score
 from holdfast.evaluation.scores import UNDEFINED, Score
 from holdfast.local.client import Local, Received, rows_of, stack_states
 from holdfast.local.optimizer_memory import OptimizerMemory, apart
@@ -38,6 +39,8 @@ class Task:
     measure: Measure | None = None
     triggered: tuple[Padded, ...] = ()
     """Test samples with an attack's trigger, as `RunContext.triggered` gives them."""
+    stamp: Stamp | None = None
+    """Puts the trigger into those samples while they are shown, where it changes from round to round."""
 
 
 def perform(rule: ClientRule, local: Local, task: Task) -> tuple[State | None, Mapping[str, Tensor]]:
@@ -67,6 +70,11 @@ def perform(rule: ClientRule, local: Local, task: Task) -> tuple[State | None, M
     if state is None:
         return None, _plain(fields)
     return {**_plain(state), **({} if memory is None else memory.rows)}, _plain(fields)
+
+
+def state_of(rule: ClientRule, local: Local, task: Task) -> State:
+    """The private rows with which these clients begin."""
+    return _state(rule, local, _without_optimisers(task))
 
 
 def _without_optimisers(task: Task) -> Task:
@@ -146,20 +154,29 @@ def _measure(rule: ClientRule, local: Local, state: State, task: Task) -> Mappin
         aux = _plain(rule.aux(local, state, received))
         for split, table in data.items():
             common = split == "test" and measure.test == "global"
-            result = _tested(rule, local, bank, which, table, aux, common, measure.metrics)
+            result = _tested(rule.predict, local, bank, which, table, aux, common, measure.metrics)
             out[f"{split}/{model}/correct"] = result.correct.double()
             out[f"{split}/{model}/loss"] = result.loss
             out |= {f"{split}/{model}/{metric}": value for metric, value in result.more.items()}
             out[f"{split}/total"] = result.total.double()
+        predict, shown = _shown(rule, aux, task)
         for prefix, table in zip(_triggered(measure), task.triggered, strict=True):
-            result = _tested(rule, local, bank, which, table, aux, measure.test == "global")
+            result = _tested(predict, local, bank, which, table, shown, measure.test == "global")
             out[f"{prefix}/{model}/correct"] = result.correct.double()
             out[f"{prefix}/total"] = result.total.double()
     return out
 
 
+def _shown(rule: ClientRule, aux: Mapping[str, Tensor], task: Task) -> tuple[Predict, Mapping[str, Tensor]]:
+    """The prediction for samples with the trigger, and what it needs."""
+    if task.stamp is None:
+        return rule.predict, aux
+    trigger = {name: value for name, value in task.extra.items() if name.startswith(PREFIX)}
+    return stamping(rule.predict, task.stamp), {**aux, **trigger}
+
+
 def _tested(
-    rule: ClientRule,
+    predict: Predict,
     local: Local,
     bank: Tensor,
     which: Tensor,
@@ -171,15 +188,13 @@ def _tested(
     """Test every client's model. Where all are tested on the same samples, a model that several clients
     received is tested once."""
     if not common or aux:
-        return score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux, metrics)
+        return score(local.network, predict, bank, which, local.samples, table, local.plan, aux, metrics)
     models, of = which.unique(return_inverse=True)
     first = torch.full_like(models, len(which)).scatter_reduce_(
         0, of, torch.arange(len(which), device=of.device), "amin"
     )
     theirs = Padded(*(part[first.to(part.device)] for part in (table.rows, table.labels, table.count)))
-    return score(
-        local.network, rule.predict, bank, models, local.samples, theirs, local.plan, aux, metrics
-    ).of(of)
+    return score(local.network, predict, bank, models, local.samples, theirs, local.plan, aux, metrics).of(of)
 
 
 def _scored(rule: ClientRule, local: Local, state: State, received: Received) -> Tensor:

@@ -2,7 +2,8 @@
 
 Every rank goes through the same rounds with the same server half. Where the ranks meet:
 
-    perform     a rank trains its own clients, whose private rows it keeps
+    perform     a rank trains its own clients, whose private rows it keeps; so it does what attackers do
+                before
     exchange    updates go from rows to columns in one all-to-all, so that a rank has some columns of all of
                 them; whole updates are gathered for a server half that looks at them itself. All other fields
                 are gathered
@@ -15,7 +16,7 @@ there are."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ from holdfast.core.columns import Columns, reads_of, warn_of_rows
 from holdfast.core.errors import RunError
 from holdfast.core.files import sync
 from holdfast.core.share import Share
-from holdfast.core.types import SCORE, UPDATE, State, Uplink
+from holdfast.core.types import SCORE, UPDATE, State, Uplink, without_unused_models
 from holdfast.engine.client_task import EVALUATE
+from holdfast.engine.own_training import trained_by_attackers
 from holdfast.engine.ranks import all_well, on_first
 from holdfast.engine.run_context import Call, RunContext
-from holdfast.engine.simulator import Simulator, empty_uplink, schema_for, without_unused_models
+from holdfast.engine.simulator import Simulator, empty_uplink, schema_for
 from holdfast.local.plan import Plan
 from holdfast.storage.store import PreparedRound, settle_all, write_all
 
@@ -53,6 +55,7 @@ class Distributed:
         before = dict(rows.staged)
         if not call.exchange.discard_state:
             rows.reserve(call.exchange.to)
+        (trained,) = trained_by_attackers([call], [schema_for(call)], self._worked)
         sent: dict[str, Tensor] = {}
         error: Exception | None = None
         try:
@@ -63,7 +66,27 @@ class Distributed:
             error = raised
         all_well(self.share.ranks, error)
         rows.adopt(any(self.share.ranks.agree(rows.staged != before)))
-        return self.simulator.received([call], [self._exchanged(call, sent)])
+        return self.simulator.received([call], [self._exchanged(call, sent)], [trained])
+
+    def _worked(self, calls: list[Call]) -> list[Uplink]:
+        """What all malicious clients find in work of their own, of which this rank does that of its own
+        clients."""
+        mine = [call.exchange.only(self.share.mine(call.exchange.to)) for call in calls]
+        asked = [replace(call, exchange=ex) for call, ex in zip(calls, mine, strict=True) if len(ex.to)]
+        error: Exception | None = None
+        found: list[Uplink] = []
+        try:
+            found = self.simulator.worked(asked)
+        except torch.OutOfMemoryError as raised:
+            error = RunError(f"memory ran out: {raised}")
+        except Exception as raised:
+            error = raised
+        all_well(self.share.ranks, error)
+        done = iter(found)
+        return [
+            self._gathered(call, next(done).fields if len(ex.to) else {})
+            for call, ex in zip(calls, mine, strict=True)
+        ]
 
     def _perform(self, call: Call) -> dict[str, Tensor]:
         """What this rank's own clients send; nothing where it has none in this exchange."""
@@ -83,6 +106,12 @@ class Distributed:
         if not len(ids):
             return empty_uplink(schema, context.network.dtype, context.home)
         self._exchange_passes(call, owners)
+        return self._gathered(call, sent)
+
+    def _gathered(self, call: Call, sent: Mapping[str, Tensor]) -> Uplink:
+        """What clients of all ranks send or find, of which this one has those of its own."""
+        context, ids = call.run_context, call.exchange.to
+        owners = self.share.of(ids)
         fields: dict[str, Tensor] = {}
         columns: Columns | None = None
         for name, value in self._of_all(sent, context.home).items():

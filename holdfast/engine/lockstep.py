@@ -223,9 +223,10 @@ def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
 
 
 def _together(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
-    """Answer all, or leave the private rows as they were."""
+    """Answer all, or leave the private rows, and what attackers remember, as they were."""
     for driver in now:
         driver.run_context.rows.keep()
+        driver.run_context.adversary.memories.keep()
     try:
         return list(
             engine.exchange(
@@ -239,4 +240,5 @@ def _together(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
     except Exception:
         for driver in now:
             driver.run_context.rows.restore()  # else work that some had already done would be done twice
+            driver.run_context.adversary.memories.restore()
         raise

@@ -41,6 +41,8 @@ class Measure:
     of_target: bool = False
     """Whether those of them that show the trigger's target anyway are counted by themselves too."""
     selected: str = "deliver"
+    moving: str = ""
+    """The attack whose trigger changes from round to round; nothing where there is none."""
 
 
 @dataclass
@@ -109,6 +111,11 @@ class RunContext:
         """Training data by client id; the root pseudo-client has the server's own data."""
         return take(self.adversary.train(self.federation, self.round), ids, self.federation.root)
 
+    def clean(self, ids: Tensor) -> Padded:
+        """The training data of attackers before it was poisoned."""
+        honest = self.adversary.honest
+        return take((self.federation if honest is None else honest).train, ids, None)
+
     def validation(self, ids: Tensor) -> Padded:
         return take(self.federation.validation, ids, None)
 
@@ -158,6 +165,11 @@ class RunContext:
             None if r.optimizer.by_row else (r.lr, self.lr_decay, self.rounds, identity(self.schedule)),
         )
 
+    def attackers(self) -> tuple[Any, ...]:
+        """Attackers of experiments for which this is equal, too, may do their own work as one stack."""
+        attack = self.adversary.attack
+        return () if attack is None else attack.structure()
+
 
 @dataclass(frozen=True)
 class Call:
@@ -165,6 +177,8 @@ class Call:
 
     run_context: RunContext
     exchange: Exchange
+    work: str = ""
+    """A piece of work of these attackers, in place of the task (attacks/own_training.py)."""
 
 
 def take(table: ClientRows, ids: Tensor, root: ClientRows | None) -> Padded:

@@ -4,6 +4,7 @@ An exchange goes through these stages, in this order:
 
     group      calls of experiments that share a group key become one cohort
     split      the cohort is cut into chunks that fit the memory bound
+    train      malicious clients whose attack has a training of its own perform it (engine/own_training.py)
     execute    the clients of a chunk perform their task as one stack, here or in a worker process
     scatter    what the clients send goes back to the call that asked; their private rows go to the disk, on a
                GPU also to its memory
@@ -28,15 +29,17 @@ from holdfast.core.keys import Key
 from holdfast.core.memory import give_back_memory
 from holdfast.core.screening import screen, screen_together
 from holdfast.core.together import Computation, in_lockstep
-from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
+from holdfast.core.types import SCORE, Schema, State, Uplink, without_unused_models
 from holdfast.engine.client_stack import PASSES, ClientStack, TaskResult
 from holdfast.engine.client_task import EVALUATE, schema_of
 from holdfast.engine.device_rows import DeviceRows, read_rows
 from holdfast.engine.host_threads import each
+from holdfast.engine.own_training import trained_by_attackers, with_trigger
 from holdfast.engine.replies import LARGE, Replies
 from holdfast.engine.run_context import Call
 from holdfast.engine.worker_dispatch import WorkerDispatch
 from holdfast.engine.workers import can_fork
+from holdfast.local.client import stack_states
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget
 from holdfast.privacy.protection import keyed_normal, updates
@@ -106,11 +109,47 @@ class Simulator:
         return [answers[place] for place in range(len(calls))]
 
     def _answer_group(self, calls: list[Call]) -> list[Uplink]:
-        return self.received(calls, self.performed(calls))
+        trained = self.trained(calls)
+        return self.received(calls, self.performed(calls), trained)
+
+    def trained(self, calls: list[Call]) -> list[Uplink | None]:
+        """What the own training of malicious clients leaves, by call."""
+        return trained_by_attackers(calls, [schema_for(call) for call in calls], self.worked)
+
+    def worked(self, calls: list[Call]) -> list[Uplink]:
+        """What malicious clients find in work of their own: those of one group as one cohort."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for place, call in enumerate(calls):
+            handed = [(name, v.shape[1:], v.dtype) for name, v in call.exchange.extra.items()]
+            key = (
+                call.work,
+                *call.run_context.attackers(),
+                *call.run_context.group(call.exchange.task),
+                *handed,
+            )
+            groups.setdefault(key, []).append(place)
+        found: dict[int, Uplink] = {}
+        for places in groups.values():
+            found.update(zip(places, self._work_together([calls[p] for p in places]), strict=True))
+        return [found[place] for place in range(len(calls))]
+
+    def _work_together(self, calls: list[Call]) -> list[Uplink]:
+        home = calls[0].run_context.home
+        pieces: list[list[Mapping[str, Tensor]]] = [[] for _ in calls]
+        chunks = self._split(calls)
+        with closing(self._execute(chunks)) as results:
+            for chunk, (_, sent) in zip(chunks, results, strict=True):
+                there = {name: value.detach().to(home) for name, value in sent.items()}
+                for part in chunk:
+                    pieces[part.place].append({name: value[part.rows] for name, value in there.items()})
+        return [
+            Uplink(call.exchange.to, stack_states(parts)) for call, parts in zip(calls, pieces, strict=True)
+        ]
 
     def performed(self, calls: list[Call]) -> list[Uplink]:
         """What honest clients send. Chunk by chunk, so that memory is bounded: few results exist at a
         time."""
+        calls = [with_trigger(call) for call in calls]
         context = calls[0].run_context
         replies = Replies(calls, schema_for(calls[0]), context.home, self.plans[context.plan_key].memory)
         chunks = self._split(calls)
@@ -125,10 +164,13 @@ class Simulator:
         each(lambda item: self._protect(*item), items)
         return [Uplink(call.exchange.to, reply) for call, _, reply in items]
 
-    def received(self, calls: list[Call], sent: list[Uplink]) -> list[Uplink]:
+    def received(
+        self, calls: list[Call], sent: list[Uplink], trained: Sequence[Uplink | None]
+    ) -> list[Uplink]:
         """What the servers are given, after malicious clients changed what they send, and screening."""
         schemas = [schema_for(call) for call in calls]
-        attacked = in_lockstep([self._attack(*item) for item in zip(calls, schemas, sent, strict=True)], each)
+        each_call = zip(calls, schemas, sent, trained, strict=True)
+        attacked = in_lockstep([self._attack(*item) for item in each_call], each)
         return self._screen(calls, schemas, attacked)
 
     # ---- its stages
@@ -160,7 +202,7 @@ class Simulator:
                     exchange = without_unused_models(exchange)
                 end = used + stop - start
                 chunks[-1].append(
-                    Part(place, Call(call.run_context, exchange), slice(start, stop), slice(used, end))
+                    Part(place, replace(call, exchange=exchange), slice(start, stop), slice(used, end))
                 )
                 start, used = stop, end
         return [chunk for chunk in chunks if chunk]
@@ -223,7 +265,9 @@ class Simulator:
             ).items():
                 reply[name][row : row + 1] = value
 
-    def _attack(self, call: Call, schema: Schema, up: Uplink) -> Generator[Computation, Any, Uplink]:
+    def _attack(
+        self, call: Call, schema: Schema, up: Uplink, trained: Uplink | None
+    ) -> Generator[Computation, Any, Uplink]:
         """The reply as the malicious clients send it. Evaluation is not attacked. On a device, attackers
         write into the replies, which then stay next to each other."""
         run_context, ex = call.run_context, call.exchange
@@ -231,7 +275,7 @@ class Simulator:
             return up
         key, in_place = run_context.key.fold("attack", run_context.round, ex.step), _on_device(call)
         attacking = run_context.adversary.poisoning(
-            ex.task, schema, up, key, run_context.round, ex, in_place=in_place
+            ex.task, schema, up, key, run_context.round, ex, in_place=in_place, trained=trained
         )
         return (yield from attacking)
 
@@ -282,17 +326,6 @@ def private_rows(calls: list[Call]) -> tuple[Tensor, State]:
         if bool(there.any())
     ]
     return torch.cat(known), read_rows(asked, torch.device("cpu"))
-
-
-def without_unused_models(exchange: Exchange) -> Exchange:
-    """The same request without the models that none of its clients receives: a worker need not be sent
-    them."""
-    used, place = exchange.pick.clamp(min=0).unique(return_inverse=True)
-    if exchange.bank.shape[0] <= 1 or not len(used):
-        return exchange
-    return replace(
-        exchange, bank=exchange.bank[used], pick=torch.where(exchange.pick >= 0, place, exchange.pick)
-    )
 
 
 def empty_uplink(schema: Schema, dtype: torch.dtype, home: torch.device | str = "cpu") -> Uplink:

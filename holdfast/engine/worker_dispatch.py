@@ -70,16 +70,16 @@ class WorkerDispatch:
     def _message(self, stack: list[Call]) -> Any:
         place = {id(run_context): place for place, run_context in enumerate(self.cells)}
         return [
-            (place[id(part.run_context)], part.run_context.round, part.exchange) for part in stack
+            (place[id(part.run_context)], part.run_context.round, part.exchange, part.work) for part in stack
         ], *self.private_rows(stack)
 
     def _perform(self, message: Any) -> TaskResult:
         """Perform one stack, in a worker."""
         parts, known, stored = message
         stack = []
-        for place, round, exchange in parts:
+        for place, round, exchange, work in parts:
             self.cells[place].round = round
-            stack.append(Call(self.cells[place], exchange))
+            stack.append(Call(self.cells[place], exchange, work))
         first = stack[0].run_context
         before = [(thing, _memory(thing)) for thing in (first.rule, first.recipe.loss)]
         done = self.perform(stack, known, stored)

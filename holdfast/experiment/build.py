@@ -72,6 +72,9 @@ def make_run_context(
         trigger=adversary.triggered is not None,
         of_target=adversary.triggered is not None and adversary.triggered.of_target is not None,
         selected=evaluate.selected,
+        moving=""
+        if adversary.attack is None or adversary.moving is None
+        else str(adversary.attack.structure()),
     )
     return RunContext(
         label=label,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from holdfast.experiment.loop import Experiment
 
 _ON_DEVICE = "device/names"
+_ATTACK = "attack/"
+"""Before what attackers remember, which no part of the server's state has in its name."""
 
 
 def restore(experiment: Experiment) -> tuple[State, PreparedRound | None]:
@@ -37,6 +39,11 @@ def restore(experiment: Experiment) -> tuple[State, PreparedRound | None]:
         experiment.privacy.restore(saved)
         run_context.rows = RowStore(experiment.out / "rows", saved["rows/index"])
         state = _at_home(server_state(saved), saved, experiment)
+        remembered = {name: value for name, value in saved.items() if name.startswith(_ATTACK)}
+        experiment.adversary.memories.tensors = {
+            name.removeprefix(_ATTACK): value
+            for name, value in _at_home(remembered, saved, experiment).items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
         raise RunError(
             f"{experiment.out}: the committed state of round {run_context.round} is damaged ({error})"
@@ -128,7 +135,8 @@ def _prepare(
     experiment: Experiment, state: State, part: dict[str, Any], arrays: Mapping[str, Tensor]
 ) -> PreparedRound:
     saved = {f"server/{k}": v for k, v in state.items()} | experiment.participation.state()
-    saved |= experiment.privacy.state() | _where(state)
+    remembered = {f"{_ATTACK}{k}": v for k, v in experiment.adversary.memories.tensors.items()}
+    saved |= experiment.privacy.state() | remembered | _where({**state, **remembered})
     last = part["round"] >= experiment.rounds
     return experiment.store.prepare(part["round"], saved, part, arrays, experiment.run_context.rows, last)
 

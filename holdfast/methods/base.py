@@ -112,6 +112,15 @@ class ClientRule:
         sent; where only a part of a model travels, the rest is the common start model's."""
         return received.into(local.initial)
 
+    begins_unsent: ClassVar[bool] = False
+    """Whether a client that is sent no model of its own still trains, from one that it keeps: `as_sent` says
+    which."""
+
+    def as_sent(self, local: Local, state: State, received: Received) -> tuple[Tensor, Tensor]:
+        """The whole models [n, size] with which these clients begin to train, and the models as they travel
+        from which the server counts their updates: for attackers that train in their own way."""
+        return self.committee_model(local, state, received), received.model
+
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
         """The models [n, size] these clients would use for themselves; `received.has` is false where a client
         keeps what it had."""

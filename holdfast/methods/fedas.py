@@ -92,6 +92,7 @@ class FedASClient(ClientRule):
     """Align the received backbone, train it under the own head, report how much the model knows."""
 
     tasks = frozenset({"train", "align"})
+    begins_unsent = True
     method: FedAS
 
     def shared(self, network: Network, round: int) -> Tensor:
@@ -124,13 +125,19 @@ class FedASClient(ClientRule):
         update = aligned - local.wire.split(received.model)[0]
         return {**state, "start": start}, {"update": update, "buffers": buffers}
 
+    def as_sent(self, local: Local, state: State, received: Received) -> tuple[Tensor, Tensor]:
+        """A link of a chain continues from its aligned model, and reports the change from there."""
+        begun = received.into(state["own"])
+        if bool(received.has.all()):
+            return begun, received.model
+        begun = torch.where(received.has.to(begun.device)[:, None], begun, state["start"])
+        return begun, local.wire.pack(begun)
+
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
-        begun, base = received.into(state["own"]), received
-        if not bool(
-            received.has.all()
-        ):  # a link of a chain continues from its aligned model, and reports the change from there
-            begun = torch.where(received.has.to(begun.device)[:, None], begun, state["start"])
-            base = replace(received, bank=local.wire.pack(begun), pick=torch.arange(local.n)[:, None])
+        begun, sent = self.as_sent(local, state, received)
+        base = received
+        if not bool(received.has.all()):
+            base = replace(received, bank=sent, pick=torch.arange(local.n)[:, None])
         fitted = self._trained(local, state, begun, received.has)
         reply = local.report(fitted.model, base, fitted)
         if self.method.synchronise:

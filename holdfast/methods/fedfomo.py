@@ -44,6 +44,7 @@ class FedFomoClient(ClientRule):
     The first place among the received models is for a client that has none of its own yet; the M others come
     after it."""
 
+    begins_unsent = True
     method: FedFomo
 
     def init(self, local: Local) -> State:
@@ -65,6 +66,11 @@ class FedFomoClient(ClientRule):
         )  # all that the server knows too
         reply = {**local.report(fitted.model, base, fitted), "affinity": omega}
         return {"own": fitted.model, "old": start}, reply
+
+    def as_sent(self, local: Local, state: State, received: Received) -> tuple[Tensor, Tensor]:
+        local, held = self._held_back(local)
+        own, old = received.into(state["own"]), received.into(state["old"])
+        return self._mixed(local, held, own, old, received)[0], local.wire.pack(local.initial)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])

@@ -64,6 +64,8 @@ class Network:
         self.draws = any(isinstance(m, ALWAYS) for m in self.module.modules())
         """Whether functions of the model or the loss draw random numbers, which are then drawn by key. For
         other models it becomes true when they first draw: most never do, and are faster without."""
+        self.wider: dict[object, Network] = {}
+        """Networks around this one, with further tensors (widened.py)."""
 
     def initial(self, key: Key) -> Tensor:
         """The start vector: built under a seed of its own, so that it neither reads nor changes other random
@@ -154,6 +156,10 @@ class Network:
         if key is not None:
             out.update({f"{prefix}{name}.{KEY}": key for name in self.keyed})
         return out
+
+    def fresh(self) -> nn.Module:
+        """Return the module as it is built."""
+        return self._make()
 
     def load(self, vector: Tensor, dtype: torch.dtype | None = None) -> nn.Module:
         """Return an ordinary module, as the user wrote it, that holds this model."""

@@ -68,9 +68,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         round: int = 0,
         sent: Any = None,
         in_place: bool = False,
+        trained: Uplink | None = None,
     ) -> Generator[Any, Any, Uplink]:
         before = {name: value.clone() for name, value in up.fields.items()}
-        after = yield from honest_poisoning(self, task, schema, up, key, round, sent, in_place)
+        after = yield from honest_poisoning(self, task, schema, up, key, round, sent, in_place, trained)
         benign = self.benign(up.ids, round) | (up.ids == ROOT)
         assert torch.equal(after.ids, up.ids) and after.fields.keys() == before.keys()
         assert self.attack is not None

@@ -25,6 +25,7 @@ from holdfast.local.client import Local
 from holdfast.results.run import Run
 from holdfast.storage.client_state import RowStore
 from holdfast.sweeps.session import resume
+from tests.attacks import searched_trigger  # noqa: F401  # registers its attacks
 from tests.helpers import assert_same, built_in, everything, run_all, tiny
 from tests.thread_ranks import ThreadRanks, on_ranks
 
@@ -97,6 +98,18 @@ def test_other_plans_agree_to_rounding(plan: str, tmp_path: Path) -> None:
     table = {**settings_of("ditto"), "engine": {"plan": plan, "threads": 1}}
     (ordinary,) = run_all([table], tmp_path / "ordinary")
     assert_same(everything(ordinary), everything(on(3, table, tmp_path / "three")))
+
+
+@pytest.mark.parametrize("attack", ["searched-trigger", "away"])
+def test_attackers_that_train_by_themselves_on_ranks(attack: str, tmp_path: Path) -> None:
+    """With a server half that reads columns, and one that reads whole updates."""
+    for method in ("ditto", "fedcap"):
+        table = {**settings_of(method), "attack": {"name": attack, "fraction": 0.4}}
+        alone, three = on(1, table, tmp_path / f"{method}1"), on(3, table, tmp_path / f"{method}3")
+        assert any(name.startswith("attack/") for name in everything(alone))
+        assert_same(everything(alone), everything(three), tolerance=0.0)
+        (ordinary,) = run_all([table], tmp_path / f"{method}ordinary")
+        assert_same(everything(ordinary), everything(three))
 
 
 @pytest.mark.parametrize("rule", ["mean", "fltrust", "foolsgold"])
