@@ -52,19 +52,11 @@ class Planting(Attack):
 
     def stamp(self, samples: Samples) -> Stamp:
         """The trigger that was chosen, or the usual one for such data."""
-        if self.trigger is not None:
-            return build("trigger", self.trigger, "attack.trigger")
-        return self.usual(samples)
+        return self.usual(samples) if self.trigger is None else chosen_stamp(self.name, self.trigger, samples)
 
     def usual(self, samples: Samples) -> Stamp:
         """The trigger for such data where none is chosen."""
-        kind = kind_of(samples)
-        if kind not in USUAL:
-            raise ConfigError(
-                f"attack '{self.name}': samples of shape {list(samples.sample_shape)} are no images, windows,"
-                " texts or tables, so no trigger is known for them; use label-flip"
-            )
-        return build("trigger", USUAL[kind])
+        return chosen_stamp(self.name, None, samples)
 
     def data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
         planted = self.planted(federation.samples)
@@ -82,3 +74,16 @@ def check_class(number: int, setting: str, samples: Samples) -> None:
         raise ConfigError(
             f"attack.{setting}: {samples.name} has classes 0 to {samples.classes - 1}, got {number}"
         )
+
+
+def chosen_stamp(attack: str, trigger: Any, samples: Samples) -> Stamp:
+    """The trigger that was chosen, or the usual one for such data."""
+    if trigger is not None:
+        return build("trigger", trigger, "attack.trigger")
+    kind = kind_of(samples)
+    if kind not in USUAL:
+        raise ConfigError(
+            f"attack '{attack}': samples of shape {list(samples.sample_shape)} are no images, windows,"
+            " texts or tables, so no trigger is known for them; use label-flip"
+        )
+    return build("trigger", USUAL[kind])
