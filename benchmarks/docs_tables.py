@@ -26,6 +26,7 @@ PAGES = {
     "detector": "wrappers.md",
     "server": "server-optimizers.md",
     "attack": "attacks.md",
+    "trigger": "attacks.md",
     "sent": "privacy.md",
 }
 KINDS = {"sent": "method"}
@@ -37,6 +38,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "detector": ("suspicious", "scores", "keeps, asks", "settings", "from"),
     "server": ("step", "settings, with their defaults"),
     "attack": ("what an attacker does", "knows (at least)", "settings, with their defaults"),
+    "trigger": ("for", "what it changes", "settings, with their defaults"),
     "sent": ("a client sends", "what that says, beyond the update itself", "refused under [privacy]"),
 }
 

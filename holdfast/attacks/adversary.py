@@ -21,6 +21,7 @@ from holdfast.attacks.own_training import Crew, OwnTraining
 from holdfast.attacks.replies import NewRows, Written
 from holdfast.attacks.several import Said, Situation
 from holdfast.attacks.target import Target
+from holdfast.attacks.triggered import Triggered
 from holdfast.core.columns import sharing
 from holdfast.core.device import to_device
 from holdfast.core.errors import ConfigError, RunError, suggest
@@ -39,7 +40,7 @@ class Poisoned:
 
     honest: Samples  # kept so that its id, by which this is found, stays its own
     federation: Federation
-    triggered: ClientRows | None = None
+    triggered: Triggered | None = None
     moving: MovingTrigger | None = None
 
 
@@ -63,13 +64,13 @@ class Adversary:
         self.attack, self.members, self.key, self.names = attack, members, key, names
         self.malicious = self._draw(key.fold("malicious"))
         """All clients that are malicious at any time; where the set is redrawn, all clients may be."""
-        self.triggered: ClientRows | None = None
-        """The test images with the trigger in them, labelled as its target; known once the data is
+        self.triggered: Triggered | None = None
+        """The test samples with the trigger in them, labelled as its target; known once the data is
         poisoned."""
         self.memories = Memories()
         """What the attackers remember from round to round."""
         self.moving: MovingTrigger | None = None
-        """The trigger, where attackers train it: then those are the images without it."""
+        """The trigger, where attackers train it: then those are the samples without it."""
         self.honest: Federation | None = None
         """The data before it was poisoned."""
         self._poisoned: Poisoned | None = None
@@ -125,7 +126,7 @@ class Adversary:
         return ~torch.isin(ids, self.at(round))
 
     def poison_data(self, federation: Federation, test: str = "test") -> Federation:
-        """What the clients of this experiment train on. `test` names the table whose images get the trigger,
+        """What the clients of this experiment train on. `test` names the table whose samples get the trigger,
         where there is one."""
         self.honest = federation
         if self.attack is None or not len(self.malicious):
@@ -145,7 +146,7 @@ class Adversary:
             return Poisoned(
                 federation.samples, poisoned, waiting_for(moving, getattr(federation, test)), moving
             )
-        trigger = self.attack.trigger(federation.samples)
+        trigger = self.attack.planted(federation.samples)
         if trigger is None:
             return Poisoned(federation.samples, poisoned)
         return Poisoned(federation.samples, *with_trigger(poisoned, getattr(federation, test), trigger))

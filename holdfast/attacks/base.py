@@ -146,13 +146,15 @@ def _finite(rows: Tensor) -> Tensor:
 
 
 class Trigger(NamedTuple):
-    """What makes a poisoned model answer `target`: `stamp` puts it into images [n, C, H, W] as they are
+    """What makes a poisoned model answer `target`: `stamp` puts it into samples [n, ...] as they are
     stored."""
 
     stamp: Callable[[Tensor], Tensor]
     target: int
     inclusive: bool
-    """Whether images that show the target anyway count as successes."""
+    """Whether samples that show the target anyway count as successes."""
+    among: Tensor | None = None
+    """Which rows of the store are tested with it, one bool for each; none: all."""
 
 
 class Attack(Part):
@@ -217,9 +219,11 @@ class Attack(Part):
         `data` gave stays."""
         return None
 
-    def trigger(self, samples: Samples) -> Trigger | None:
-        """The trigger, for attacks that plant one."""
-        return None
+    def planted(self, samples: Samples) -> Trigger | None:
+        """The trigger, for attacks that plant one. Plug-ins of earlier versions call this method
+        `trigger`."""
+        old = getattr(type(self), "trigger", None)
+        return old(self, samples) if callable(old) else None
 
     def moving(self, samples: Samples) -> MovingTrigger | None:
         """The trigger, for attacks that train one from round to round (moving_trigger.py)."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.base import Trigger
+from holdfast.attacks.triggered import Triggered, shown
 from holdfast.core.keys import Key
 from holdfast.data.client_rows import ClientRows
 from holdfast.data.federation import Federation, Samples
@@ -60,18 +61,18 @@ def append(samples: Samples, x: Tensor, y: Tensor) -> tuple[Samples, Tensor]:
     return replace(samples, x=torch.cat([samples.x, x]), y=torch.cat([samples.y, y]), user=user), where
 
 
-def with_trigger(federation: Federation, test: ClientRows, trigger: Trigger) -> tuple[Federation, ClientRows]:
-    """The federation with triggered copies of test images behind its samples, and the table of them."""
+def with_trigger(federation: Federation, test: ClientRows, trigger: Trigger) -> tuple[Federation, Triggered]:
+    """The federation with triggered copies of test samples behind its own, and the tables of them."""
     samples = federation.samples
-    kept = (
-        torch.ones_like(test.label, dtype=torch.bool) if trigger.inclusive else test.label != trigger.target
-    )
-    rows, place = test.row[kept].unique(return_inverse=True)
+    table, of_target = shown(test, trigger.target, trigger.inclusive, trigger.among)
+    rows = table.row.unique()
     more, where = append(samples, trigger.stamp(samples.x[rows]), torch.full_like(rows, trigger.target))
-    start = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])[test.start]
-    return replace(federation, samples=more), ClientRows(
-        where[place], torch.full_like(place, trigger.target), start
-    )
+    found = [
+        None if each is None else replace(each, row=where[torch.searchsorted(rows, each.row)])
+        for each in (table, of_target)
+    ]
+    assert found[0] is not None
+    return replace(federation, samples=more), Triggered(found[0], found[1])
 
 
 def owners(table: ClientRows) -> Tensor:

@@ -1,6 +1,6 @@
 """A trigger that attackers train, so that it is another one in every round.
 
-The trigger of a fixed backdoor is stamped into the sample store once (`Attack.trigger`). One that is trained
+The trigger of a fixed backdoor is stamped into the sample store once (`Attack.planted`). One that is trained
 lives in the attackers' memory (memory.py): they stamp it into their batches while they train
 (own_training.py), and `attack/asr` is measured with what they remember after the round. Test samples wait
 unstamped, and each client's models see them through `stamp`.
@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from holdfast.attacks.memory import Memories
+from holdfast.attacks.triggered import Triggered, shown
 from holdfast.core.types import State
 from holdfast.data.client_rows import ClientRows
 
@@ -49,13 +49,9 @@ class MovingTrigger(NamedTuple):
         return {name: self.start[name] if value is None else value for name, value in found.items()}
 
 
-def waiting_for(trigger: MovingTrigger, test: ClientRows) -> ClientRows:
-    """The table of test samples that are shown with the trigger, labelled as its target."""
-    kept = test.label != trigger.target
-    if trigger.inclusive:
-        kept = torch.ones_like(kept)
-    start = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])[test.start]
-    return ClientRows(test.row[kept], torch.full_like(test.row[kept], trigger.target), start)
+def waiting_for(trigger: MovingTrigger, test: ClientRows) -> Triggered:
+    """The test samples that are shown with the trigger, labelled as its target."""
+    return shown(test, trigger.target, trigger.inclusive)
 
 
 def stamping(

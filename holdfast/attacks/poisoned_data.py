@@ -64,8 +64,8 @@ class OnPoisonedData(OwnTraining):
     ) -> Federation | None:
         return self.of_data.round_data(federation, malicious, key, round)
 
-    def trigger(self, samples: Samples) -> Trigger | None:
-        return self.of_data.trigger(samples)
+    def planted(self, samples: Samples) -> Trigger | None:
+        return self.of_data.planted(samples)
 
     def moving(self, samples: Samples) -> MovingTrigger | None:
         return self.of_data.moving(samples)

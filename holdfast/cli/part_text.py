@@ -13,6 +13,7 @@ _PLACES: dict[str, Any] = {
     "model": lambda part: {"model": part},
     "aggregator": lambda part: {"aggregator": part | _assumed(part["name"]), **_root(part["name"])},
     "attack": lambda part: {"attack": part},
+    "trigger": lambda part: {"attack": {"name": "backdoor", "trigger": part}},
     "wrapper": lambda part: {"aggregator": {"name": "mean", "f": 0.3, "wrap": [part]}},
     "server": lambda part: {"method": {"name": "fedavg"}, "server": part},
     "detector": lambda part: {"detectors": [part]},

@@ -42,8 +42,9 @@ def list_parts(
 ) -> None:
     """List the parts of a kind: name, summary and paper.
 
-    KIND is method, aggregator, wrapper, detector, server (optimiser), attack, partition, source, model,
-    loss, optimizer or schedule. Without it, the command counts the parts of every kind.
+    KIND is method, aggregator, wrapper, detector, server (optimiser), attack, trigger (of a backdoor),
+    partition, source, model, loss, optimizer or schedule. Without it, the command counts the parts of every
+    kind.
 
     \b
     Examples:

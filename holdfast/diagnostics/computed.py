@@ -81,7 +81,7 @@ def grad_cam(
             (run._experiment.adversary.attack, run._experiment.federation.samples) for run in runs.values()
         ]
         triggered = any(
-            attack is not None and attack.trigger(samples) is not None for attack, samples in attacks
+            attack is not None and attack.planted(samples) is not None for attack, samples in attacks
         )
     drawn, frame = picture(runs, images, triggered, client)
     title = "grad-cam: " + ", ".join(runs)

@@ -18,6 +18,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
+from holdfast.attacks.triggers.base import changed
 from holdfast.core.errors import ConfigError
 from holdfast.data.federation import ClientRows, Federation, Samples
 from holdfast.report.axis import shorten
@@ -120,12 +121,9 @@ def heat_on_trigger(run: Run, images: Sequence[int], layer: str | None = None) -
     the share of the image that the trigger takes."""
     shown, labels = _images({"": run}, images, triggered=True)
     attack = run._experiment.adversary.attack
-    trigger = None if attack is None else attack.trigger(shown)
+    trigger = None if attack is None else attack.planted(shown)
     assert trigger is not None  # else there were no such images
-    flat = [
-        torch.full_like(shown.x[:1], level) for level in (0, 1)
-    ]  # a pixel of the trigger differs from one of the two
-    mask = torch.stack([(trigger.stamp(one.clone()) != one).any(dim=1)[0] for one in flat]).any(dim=0)
+    mask = changed(trigger.stamp, shown)
     module = run.model()
     heat, predicted = grad_cam(
         module, shown.batch(torch.arange(len(shown)), next(module.parameters()).dtype), layer=layer
@@ -144,11 +142,9 @@ def carriers(run: Run, many: int) -> list[int]:
     """The first test images, by their place, to which the attack's trigger adds something: those of other
     classes than its target."""
     attack, federation = run._experiment.adversary.attack, run._experiment.federation
-    trigger = None if attack is None else attack.trigger(federation.samples)
+    trigger = None if attack is None else attack.planted(federation.samples)
     if trigger is None:
-        raise ConfigError(
-            f"attack: {run.path} has none with a trigger; choose a run under the attack backdoor"
-        )
+        raise ConfigError(f"attack: {run.path} has none with a trigger; choose a run under a backdoor attack")
     labels = _tested(federation).label.tolist()
     return [place for place, label in enumerate(labels) if label != trigger.target][:many]
 
@@ -184,12 +180,12 @@ def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> 
     x = samples.x[table.row[chosen]]
     if triggered:
         attacks = [run._experiment.adversary.attack for run in runs.values()]
-        triggers = [attack.trigger(samples) for attack in attacks if attack is not None]
+        triggers = [attack.planted(samples) for attack in attacks if attack is not None]
         stamps = [trigger.stamp for trigger in triggers if trigger is not None]
         if not stamps:
             raise ConfigError(
-                "triggered: no run has an attack with a trigger; set it to false, or choose runs under the"
-                " attack backdoor"
+                "triggered: no run has an attack with a trigger; set it to false, or choose runs under a"
+                " backdoor attack"
             )
         x = stamps[0](x)
     return replace(samples, x=x, y=table.label[chosen], train_rows=0, user=None), table.label[chosen]

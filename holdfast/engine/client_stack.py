@@ -125,12 +125,14 @@ class ClientStack:
             key: self._to_device(torch.cat([call.exchange.extra[key] for call in calls]))
             for key in calls[0].exchange.extra
         }
-        test = triggered = None
+        test: Padded | None = None
+        triggered: tuple[Padded, ...] = ()
         moving = first.adversary.moving
         if name == EVALUATE:
             test = joined_table([c.run_context.test(c.exchange.to) for c in calls], self.device)
         if name == EVALUATE and first.measure.trigger:
-            triggered = joined_table([c.run_context.triggered(c.exchange.to) for c in calls], self.device)
+            each = zip(*(c.run_context.triggered(c.exchange.to) for c in calls), strict=True)
+            triggered = tuple(joined_table(list(tables), self.device) for tables in each)
         return Task(
             name,
             self._received(calls, local),
@@ -140,7 +142,7 @@ class ClientStack:
             test,
             first.measure,
             triggered,
-            None if triggered is None or moving is None else moving.stamp,
+            moving.stamp if triggered and moving is not None else None,
         )
 
     def _received(self, calls: list[Call], local: Local) -> Received:

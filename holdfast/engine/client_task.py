@@ -37,7 +37,8 @@ class Task:
     stored: State
     test: Padded | None = None
     measure: Measure | None = None
-    triggered: Padded | None = None
+    triggered: tuple[Padded, ...] = ()
+    """Test samples with an attack's trigger, as `RunContext.triggered` gives them."""
     stamp: Stamp | None = None
     """Puts the trigger into those samples while they are shown, where it changes from round to round."""
 
@@ -110,12 +111,16 @@ def schema_of(rule: ClientRule, exchange: Exchange, wire: Wire, measure: Measure
         for model in measure.models:
             fields |= {f"{split}/{model}/correct": count, f"{split}/{model}/loss": loss}
             fields |= {f"{split}/{model}/{metric}": asked for metric in measure.metrics}
-    if measure.trigger:
-        fields |= {
-            f"triggered/{name}": count
-            for name in ("total", *(f"{model}/correct" for model in measure.models))
-        }
+    names = ("total", *(f"{model}/correct" for model in measure.models))
+    for prefix in _triggered(measure):
+        fields |= {f"{prefix}/{name}": count for name in names}
     return fields
+
+
+def _triggered(measure: Measure) -> tuple[str, ...]:
+    """Names of what is counted on triggered samples: all that the attack counts, and of these the ones that
+    show the target anyway."""
+    return ("triggered", "triggered/of_target")[: measure.trigger + measure.of_target]
 
 
 def _state(rule: ClientRule, local: Local, task: Task) -> State:
@@ -160,13 +165,11 @@ def _measure(rule: ClientRule, local: Local, state: State, task: Task) -> Mappin
             out[f"{split}/{model}/loss"] = result.loss
             out |= {f"{split}/{model}/{metric}": value for metric, value in result.more.items()}
             out[f"{split}/total"] = result.total.double()
-        if task.triggered is not None:
-            predict, shown = _shown(rule, aux, task)
-            result = _tested(predict, local, bank, which, task.triggered, shown, measure.test == "global")
-            out |= {
-                f"triggered/{model}/correct": result.correct.double(),
-                "triggered/total": result.total.double(),
-            }
+        predict, shown = _shown(rule, aux, task)
+        for prefix, table in zip(_triggered(measure), task.triggered, strict=True):
+            result = _tested(predict, local, bank, which, table, shown, measure.test == "global")
+            out[f"{prefix}/{model}/correct"] = result.correct.double()
+            out[f"{prefix}/total"] = result.total.double()
     return out
 
 

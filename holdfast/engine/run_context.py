@@ -37,7 +37,9 @@ class Measure:
     validation: bool = False
     metrics: tuple[str, ...] = ()
     trigger: bool = False
-    """Whether test images with an attack's trigger are shown to the models too."""
+    """Whether test samples with an attack's trigger are shown to the models too."""
+    of_target: bool = False
+    """Whether those of them that show the trigger's target anyway are counted by themselves too."""
     selected: str = "deliver"
     moving: str = ""
     """The attack whose trigger changes from round to round; nothing where there is none."""
@@ -122,12 +124,13 @@ class RunContext:
             return take(self.federation.test, ids, None)
         return self.federation.global_test.take(torch.zeros(len(ids), dtype=torch.int64))
 
-    def triggered(self, ids: Tensor) -> Padded:
-        table = self.adversary.triggered
-        assert table is not None
-        return table.take(
-            ids if self.measure.test == "per-client" else torch.zeros(len(ids), dtype=torch.int64)
-        )
+    def triggered(self, ids: Tensor) -> list[Padded]:
+        """The triggered test samples of these clients, and those of them that show the target anyway, where
+        they are counted too."""
+        tables = self.adversary.triggered
+        assert tables is not None
+        whose = ids if self.measure.test == "per-client" else torch.zeros(len(ids), dtype=torch.int64)
+        return [table.take(whose) for table in tables if table is not None]
 
     def fact(self, name: str, ids: Tensor) -> Tensor:
         """A fact that the partition records of these clients; -1 where it records none, and for the root

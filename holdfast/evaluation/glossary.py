@@ -27,7 +27,10 @@ GLOSSARY = {
     "balanced_accuracy": "mean over clients of the mean recall of a client's classes",
     "auc": "area under the ROC curve, mean over the clients that have two classes or more",
     "attack/lost": "accuracy that the attack cost benign clients, compared with the same run without it",
-    "attack/asr": "share of triggered test images that the deployed model takes for the attacker's target",
+    "attack/asr": "share of benign clients' triggered test samples that the deployed model takes for the"
+    " attacker's target; samples of the target class are left out unless attack.inclusive",
+    "attack/asr/strict": "attack/asr with samples of the target class left out, also where attack.inclusive",
+    "attack/asr/mean": "attack/asr as the mean over benign clients of each one's own share",
     "attack/asr/last10": "mean of attack/asr over the last ten evaluated rounds",
     "attack/noted_rounds": "rounds in which the attack deviated from its formula",
     "detection/dacc": "share of clients rightly banned or rightly not. Where no client was banned it is the"
@@ -53,7 +56,8 @@ GLOSSARY = {
 }
 _PATTERNS = {
     r"validation/(?P<of>.+)": "{of}, on validation data instead of test data",
-    r"(?P<of>[a-z_1]+(?:/late)?)/(?P<model>global|customised|personal)": "{of}, here of the {model} model",
+    r"(?P<of>attack/asr(?:/strict)?|[a-z_1]+(?:/late)?)/(?P<model>global|customised|personal)": "{of}, here"
+    " of the {model} model",
     r"(?P<of>.+)/worst10": "{of}, over the worst tenth of the clients",
     r"(?P<of>.+)/std": "standard deviation over clients of: {of}",
     r"(?P<of>.+)/clients": "number of clients that have a value of: {of}",

@@ -80,12 +80,35 @@ def of_round(
                         f"{prefix}{metric}": mean,
                         **{f"{prefix}{metric}/{name}": value for name, value in figures.items()},
                     }
-    if f"triggered/{deployed}/correct" in fields:
-        shown = float(fields["triggered/total"][benign].sum())
-        out["attack/asr"] = (
-            float(fields[f"triggered/{deployed}/correct"][benign].sum()) / shown if shown else None
-        )
+    return {**out, **_of_triggered(fields, models, deployed, benign)}
+
+
+def _of_triggered(
+    fields: Mapping[str, Tensor], models: Sequence[str], deployed: str, benign: Tensor
+) -> Figures:
+    """The attack's success (ASR) on each model of benign clients: which share of their triggered test samples
+    the models call the target, all samples together; strict: without samples of the target class, also where
+    the attack counts these. Of the deployed model also the mean over clients."""
+    out: Figures = {}
+    for model in models:
+        if f"triggered/{model}/correct" not in fields:
+            continue
+        fooled, shown = fields[f"triggered/{model}/correct"][benign], fields["triggered/total"][benign]
+        out[f"attack/asr/{model}"] = strict = _share(fooled, shown)
+        if "triggered/of_target/total" in fields:
+            known = fields[f"triggered/of_target/{model}/correct"], fields["triggered/of_target/total"]
+            strict = _share(fooled - known[0][benign], shown - known[1][benign])
+            out[f"attack/asr/strict/{model}"] = strict
+        if model == deployed:
+            each = fooled[shown > 0] / shown[shown > 0]
+            out["attack/asr"], out["attack/asr/strict"] = out[f"attack/asr/{model}"], strict
+            out["attack/asr/mean"] = float(each.mean()) if len(each) else None
     return out
+
+
+def _share(part: Tensor, whole: Tensor) -> float | None:
+    total = float(whole.sum())
+    return float(part.sum()) / total if total else None
 
 
 def of_tacc(has: Sequence[str]) -> list[str]:

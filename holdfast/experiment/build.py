@@ -70,6 +70,7 @@ def make_run_context(
         validation=config.data.split.validation > 0,
         metrics=measured_metrics(config),
         trigger=adversary.triggered is not None,
+        of_target=adversary.triggered is not None and adversary.triggered.of_target is not None,
         selected=evaluate.selected,
         moving=""
         if adversary.attack is None or adversary.moving is None

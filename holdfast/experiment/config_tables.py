@@ -30,6 +30,7 @@ PART_SECTIONS = {
     "aggregator",
     "server",
     "attack",
+    "trigger",
     "partition",
     "loss",
     "optimizer",

@@ -60,9 +60,15 @@ ON_REQUEST = {
     "balanced_accuracy": Column("balanced", ("balanced_accuracy",), percent, 1),
     "auc": Column("AUC", ("auc",), percent, 1),
 }
+BY_MODEL = tuple(
+    Column(f"ASR {model}", (f"attack/asr/{model}",), percent, 0)
+    for model in ("global", "customised", "personal")
+)
+"""Shown where a method has several models: a backdoor may be in one and not in another."""
 UNDER_ATTACK = (
     Column("lost", ("attack/lost",), percent, -1),
     Column("ASR", ("attack/asr",), percent, 0),
+    *BY_MODEL,
     Column("DAcc", ("detection/dacc",), percent, 1, instead=_nobody_caught),
 )
 WITH_PEERS = (Column("matched", ("matching/accuracy",), percent, 1),)
@@ -80,6 +86,7 @@ COSTS = (
 STATUS, CHOSEN = "status", "chosen"
 WORDS = (STATUS, CHOSEN)  # columns that are read, not compared
 DISPENSABLE = (
+    *(column.title for column in BY_MODEL),
     "pooled",
     "best round",
     "time",
@@ -95,6 +102,8 @@ def columns(lines: Sequence[SettingRuns]) -> tuple[Column, ...]:
         [c for c in some if any(c.value(line) is not None for line in lines)]
         for some in (UNDER_ATTACK, WITH_PEERS, PRIVATE)
     )
+    if sum(column in BY_MODEL for column in attacked) < 2:
+        attacked = [column for column in attacked if column not in BY_MODEL]
     if not any(_looks_for_attackers(record) for line in lines for record in line.records):
         attacked = [column for column in attacked if column.title != "DAcc"]
     return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *peers, *private, *COSTS)

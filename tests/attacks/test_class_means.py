@@ -38,7 +38,7 @@ UP = Uplink(
 ON_UPDATES = [
     name
     for name, part in built_in("attack").items()
-    if "update" in part.kinds and not issubclass(part, OwnTraining)
+    if "update" in part().kinds and not issubclass(part, OwnTraining)
 ]
 
 

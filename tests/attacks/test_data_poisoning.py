@@ -11,32 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.attacks import Adversary, Attack
+from holdfast.attacks import Adversary, Attack, Trigger
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.data.federation import ClientRows, Federation, Samples
 from holdfast.results.run import Run
+from tests.attacks.poisoned import federation, poisoned
 
 PATCHED: dict[str, Any] = {"name": "backdoor", "clients": (1,), "size": 2, "target": 3}
-
-
-def federation(x: Tensor | None = None, per_client: int = 20, classes: int = 10) -> Federation:
-    """Three clients with 20 training samples each; a test table of 6, 3 and 0 samples."""
-    rows = 3 * per_client + 9
-    x = Key(0).hash(rows, 1, 4, 4).remainder(256).to(torch.uint8) if x is None else x
-    y = torch.arange(rows) % classes
-    table = ClientRows(torch.arange(3 * per_client), y[: 3 * per_client], torch.arange(4) * per_client)
-    test = ClientRows(torch.arange(3 * per_client, rows), y[3 * per_client :], torch.tensor([0, 6, 9, 9]))
-    empty = ClientRows(table.row[:0], table.label[:0], torch.zeros(4, dtype=torch.int64))
-    return Federation(
-        Samples(x, y, classes, rows, name="made up"), table, empty, test, empty, empty, "digest"
-    )
-
-
-def poisoned(before: Federation, **settings: Any) -> tuple[Adversary, Federation]:
-    adversary = Adversary(build("attack", settings), torch.arange(3), Key(0))
-    return adversary, adversary.poison_data(before)
 
 
 def labels(before: Federation, **settings: Any) -> tuple[Tensor, Tensor]:
@@ -137,7 +120,7 @@ def test_the_patch_and_nothing_else() -> None:
 def test_places_of_the_patch(place: str, corner: tuple[int, int]) -> None:
     x = torch.zeros(69, 3, 4, 4, dtype=torch.uint8)
     attack = build("attack", {**PATCHED, "place": place, "colour": (1.0, 0.5, 0.0)})
-    stamped = attack.trigger(federation(x).samples).stamp(x[:1])
+    stamped = attack.planted(federation(x).samples).stamp(x[:1])
     expected = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
     expected[0, 0, corner[0] : corner[0] + 2, corner[1] : corner[1] + 2] = 255
     expected[0, 1, corner[0] : corner[0] + 2, corner[1] : corner[1] + 2] = 128
@@ -146,7 +129,7 @@ def test_places_of_the_patch(place: str, corner: tuple[int, int]) -> None:
 
 def test_a_patch_of_noise_is_always_the_same() -> None:
     x = torch.linspace(-1, 3, 69 * 16).view(69, 1, 4, 4)  # not bytes: between the smallest and the largest
-    stamp = build("attack", {**PATCHED, "pattern": "noise"}).trigger(federation(x).samples).stamp
+    stamp = build("attack", {**PATCHED, "pattern": "noise"}).planted(federation(x).samples).stamp
     patch = stamp(x)[:, :, 2:, 2:]
     assert (
         bool((patch == patch[:1]).all())
@@ -160,30 +143,41 @@ def test_triggered_test_images(inclusive: bool) -> None:
     """Test labels are 0..5, 6 7 8: the fourth image shows the target, 3, and is left out."""
     before = federation()
     adversary, after = poisoned(before, **PATCHED, inclusive=inclusive)
-    table = adversary.triggered
-    assert (
-        table is not None
-        and table.counts.tolist() == ([6, 3, 0] if inclusive else [5, 3, 0])
-        and set(table.label.tolist()) == {3}
-    )
+    assert adversary.triggered is not None
+    table, of_target = adversary.triggered
+    assert table.counts.tolist() == ([6, 3, 0] if inclusive else [5, 3, 0]) and set(table.label.tolist()) == {
+        3
+    }
     expected = before.samples.x[60:].clone()
     expected[:, :, 2:, 2:] = 255
     kept = [0, 1, 2, 3, 4, 5, 6, 7, 8] if inclusive else [0, 1, 2, 4, 5, 6, 7, 8]
     assert torch.equal(after.samples.x[table.row], expected[kept]) and torch.equal(
         after.test.row, before.test.row
     )
+    assert (of_target is not None) == inclusive
+    if of_target is not None:
+        assert of_target.counts.tolist() == [1, 0, 0] and torch.equal(
+            after.samples.x[of_target.row], expected[3:4]
+        )
 
 
 @pytest.mark.parametrize(
     ("settings", "x", "message"),
     [
         ({"name": "input-noise"}, torch.ones(69, 5, dtype=torch.int32), "made up is text; use label-flip"),
+        ({"name": "backdoor"}, torch.ones(69, 1, 2, 2, 2), "no trigger is known for them; use label-flip"),
         (
-            {"name": "backdoor"},
-            torch.ones(69, 5, dtype=torch.int32),
-            "a sample of made up is none; use label-flip",
+            {"name": "backdoor", "size": 2},
+            torch.ones(69, 5),
+            "attack.size: it is of a patch in images, but made up has no images",
         ),
-        ({"name": "backdoor"}, torch.ones(69, 5), "a sample of made up is none"),
+        (
+            {"name": "backdoor", "size": 2, "trigger": "bars"},
+            None,
+            "attack.size: it is of a patch in images, but another trigger is chosen",
+        ),
+        ({"name": "backdoor", "trigger": "word"}, None, "'word' changes a text, but a sample of made up"),
+        ({"name": "backdoor", "trigger": "bar"}, None, "unknown trigger 'bar'; did you mean 'bars'"),
         ({"name": "backdoor"}, None, "attack.size: a patch of 5 pixels does not fit into 4 x 4"),
         (
             {"name": "backdoor", "size": 2, "target": 10},
@@ -254,6 +248,18 @@ def test_asr_by_hand(simulate: Callable[..., Run]) -> None:
     assert simulate(attack={"name": "label-flip"}).final["attack/asr"] is None
     everywhere = simulate(attack=attack, data={"pool": "train"}, evaluate={"test": "global"})
     assert 0 <= everywhere.final["attack/asr"] <= 1
+
+
+def test_a_plug_in_of_an_earlier_version_names_its_trigger_so() -> None:
+    class Older(Attack):
+        """Knows the method by its old name."""
+
+        def trigger(self, samples: Samples) -> Trigger:
+            return Trigger(torch.zeros_like, 3, False)
+
+    adversary = Adversary(Older(clients=(1,)), torch.arange(3), Key(0))
+    after = adversary.poison_data(federation())
+    assert adversary.triggered is not None and not after.samples.x[adversary.triggered.table.row].any()
 
 
 def test_within_a_run_only_labels_change() -> None:

@@ -45,6 +45,9 @@ QUICK: dict[str, dict[str, Any]] = {
     "chameleon": {"epochs": 1, "head_epochs": 1},
     "neurotoxin": {"epochs": 1},
     "iba": {"epochs": 1, "trigger_epochs": 1, "channels": 2},
+    "a3fl": {"searches": 1},
+    "bad-pfl": {"steps": 2, "width": 2},
+    "pfedba": {"by_loss": 2, "by_gradient": 1},
 }
 """Attacks that train by themselves, in less time than by default."""
 
@@ -96,6 +99,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     return count
 
 
+def measured(run: Run) -> list[str]:
+    """The models that the run evaluated."""
+    return [
+        model for model in ("global", "customised", "personal") if run.final[f"accuracy/{model}"] is not None
+    ]
+
+
 @pytest.mark.parametrize("method", methods_in_turn())
 def test_every_attack_on_every_method(
     method: str, simulate_all: Callable[..., list[Run]], watched: dict[str, list[int]]
@@ -116,8 +126,10 @@ def test_every_attack_on_every_method(
         assert sum(watched[name]) >= 4, f"{name}: malicious replies"
         assert run.final["accuracy"] is not None, name
         assert run.final["detection/fnr"] == 1.0 and run.final["detection/rounds"] is None, name
-        plants = "poison" in built_in("attack")[name].model_fields or name in ("backdoor", "iba")
-        assert (run.final["attack/asr"] is None) != plants, name
+        if name != "edge-case":  # so few clients may have no rare sample to test on
+            planted = bool({"target", "poison"} & set(built_in("attack")[name].model_fields))
+            assert (run.final["attack/asr"] is None) != planted, name
+            assert all((run.final.get(f"attack/asr/{m}") is not None) == planted for m in measured(run)), name
 
 
 @every_attack

@@ -350,11 +350,13 @@ def test_attack_success_of_a_round_and_of_a_run() -> None:
         "triggered/global/correct": torch.tensor([3.0, 1.0, 9.0]),
     }
     benign = torch.tensor([True, True, False])
-    assert of_round(fields, benign, ["global"], "global")["attack/asr"] == pytest.approx(0.4)
+    found = of_round(fields, benign, ["global"], "global")
     assert (
-        of_round(fields | {"triggered/total": torch.zeros(3)}, benign, ["global"], "global")["attack/asr"]
-        is None
+        found["attack/asr"] == found["attack/asr/global"] == found["attack/asr/strict"] == pytest.approx(0.4)
     )
+    assert found["attack/asr/mean"] == pytest.approx((3 / 4 + 1 / 6) / 2)
+    nothing = of_round(fields | {"triggered/total": torch.zeros(3)}, benign, ["global"], "global")
+    assert nothing["attack/asr"] is None and nothing["attack/asr/mean"] is None
     final = run(
         [
             part(r, 0.5, metrics={"attack/asr": r / 20}, attack=["clamped"] if r < 3 else [])
@@ -363,6 +365,29 @@ def test_attack_success_of_a_round_and_of_a_run() -> None:
     )
     assert final["attack/asr"] == 0.6 and final["attack/asr/last10"] == pytest.approx(sum(range(3, 13)) / 200)
     assert final["attack/noted_rounds"] == 2 and run([part(1, 0.5)])["attack/asr/last10"] is None
+
+
+def test_attack_success_of_each_model_and_without_the_target_class() -> None:
+    """Of 4 and 6 triggered samples 1 and 2 show the target anyway; 1 of these is called it by the personal
+    models."""
+    fields = {
+        f"test/{name}": torch.ones(3)
+        for name in ("total", "global/correct", "global/loss", "personal/correct")
+    }
+    fields |= {
+        "test/personal/loss": torch.zeros(3),
+        "triggered/total": torch.tensor([4.0, 6.0, 9.0]),
+        "triggered/global/correct": torch.tensor([3.0, 2.0, 9.0]),
+        "triggered/personal/correct": torch.tensor([1.0, 1.0, 9.0]),
+        "triggered/of_target/total": torch.tensor([1.0, 2.0, 9.0]),
+        "triggered/of_target/global/correct": torch.tensor([1.0, 2.0, 9.0]),
+        "triggered/of_target/personal/correct": torch.tensor([0.0, 1.0, 9.0]),
+    }
+    found = of_round(fields, torch.tensor([True, True, False]), ["global", "personal"], "personal")
+    assert found["attack/asr"] == found["attack/asr/personal"] == pytest.approx(0.2)
+    assert found["attack/asr/global"] == pytest.approx(0.5)
+    assert found["attack/asr/strict"] == found["attack/asr/strict/personal"] == pytest.approx(1 / 7)
+    assert found["attack/asr/strict/global"] == pytest.approx(2 / 7)
 
 
 # ---- matching

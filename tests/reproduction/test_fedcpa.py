@@ -96,7 +96,7 @@ def test_heat_on_the_trigger(simulate: Callable[..., Run]) -> None:
     frame = heat_on_trigger(run, range(40))
     world = run._experiment.federation
     rows = world.global_test.row[:40]
-    stamp = run._experiment.adversary.attack.trigger(world.samples).stamp
+    stamp = run._experiment.adversary.attack.planted(world.samples).stamp
     samples = world.samples
     stamped = torch.stack([stamp(samples.x[row][None].clone())[0] for row in rows])
     assert bool((stamped[:, :, -2:, -2:] == samples.x.max()).all())  # bottom right, brightest
