@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.base import AggregationContext, Aggregator, Assessment, Reduced
 from holdfast.aggregators.geometry import mean
-from holdfast.aggregators.reduction import Reduction
+from holdfast.aggregators.reduction import Candidates, Reduction
 from holdfast.core.columns import current, sharing
 from holdfast.core.device import to_device
 from holdfast.core.flat import Layout, Slot
@@ -48,8 +48,8 @@ class Trial:
 
     Rule, settings and wrappers are the server's own. What attackers cannot see is as they would guess it: the
     rule's memory as it is before the first round, random draws of their own, the mean of the benign updates
-    in place of the server's own update, and weights by the sample counts that honest clients report.
-    Detectors are not tried. It holds one copy of the updates."""
+    in place of the server's own update, no answer of the server's tests of models, and weights by the sample
+    counts that honest clients report. Detectors are not tried. It holds one copy of the updates."""
 
     def __init__(
         self,
@@ -93,6 +93,10 @@ class Trial:
         with sharing(None):
             asked = Reduction(self.rule, self._x, self._weights, self._state, self._ctx, self._shared)
             found = asked.alone()
+            if isinstance(found, Candidates):
+                nothing = Assessment(torch.zeros(0), torch.zeros(0))
+                found = replace(asked, assessment=nothing).alone()
+        assert isinstance(found, Reduced)
         return found if self._shared is None else found._replace(value=self._shared.mine(found.value))
 
 
