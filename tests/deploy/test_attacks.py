@@ -117,7 +117,7 @@ def test_forged_messages_give_no_orders_get_no_client_banned_and_are_held_agains
     """A node with a key forges through the proxy, in every exchange; and past it, at the SuperLink itself: to
     the server in the names of others, and orders to other nodes in the server's name. `strikes` 0: it is
     never banned, so its own replies count and the run is the simulator's, bit by bit."""
-    project = found(tmp_path, clients=3, rounds=3, strikes=0, quorum=1.0, wait=PATIENT)
+    project = found(tmp_path, clients=3, rounds=8, strikes=0, quorum=1.0, wait=PATIENT)
     up, accepted = RunningFederation(project, lambda line: attack(line)), []
 
     def attack(line: str) -> None:
@@ -145,7 +145,7 @@ def test_forged_messages_give_no_orders_get_no_client_banned_and_are_held_agains
     assert {(1, 1, "name", "proxy"), (1, 1, "order", "proxy")} <= set(struck)
     assert {(client, by) for client, _, _, by in struck} == {(1, "proxy")} and len(set(struck)) == len(struck)
     assert ledger.of("ban", "missing") == []
-    assert [entry.what["took_part"] for entry in ledger.of("round")] == [[0, 1, 2]] * 3
+    assert [entry.what["took_part"] for entry in ledger.of("round")] == [[0, 1, 2]] * 8
     assert torch.equal(model_of(project.run), model_of(simulated(project, tmp_path / "sim")))
     for victim in (0, 2):
         assert not (project.node(victim) / "state" / "x").exists()
