@@ -127,7 +127,7 @@ def experiments(
                 0,
                 root.to(dtype),
                 {place: "late"},
-                assessed_by(root.to(dtype)),
+                assess=assessed_by(root.to(dtype)),
             )
         )
         updates.append(x.to(dtype))
