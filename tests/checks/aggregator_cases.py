@@ -62,7 +62,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "mda": [{"limit": 0}],
     "monna": [{"reference": "root"}],
     "smea": [{"limit": 1}],
-    "autogm": [{"unit": "absolute"}],
     "lasa": [{"variant": "authors"}],
 }
 """Settings beside the default ones that take other ways through a rule."""
