@@ -1,5 +1,5 @@
-"""AutoGM: a geometric median that also chooses the weights of the clients (Li, Ngai and Voigt, IEEE TII 2023,
-section IV)."""
+"""AutoGM: a geometric median that also chooses the weights of the clients (Li, Ngai and Voigt, IEEE TII
+2023)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """LASA, layer-adaptive sparsified aggregation: clients whose tensor has an unusual length or share of
-positive signs are left out of that tensor (Xu, Zhang and Hu, WACV 2025, Algorithm 1)."""
+positive signs are left out of that tensor (Xu, Zhang and Hu, WACV 2025)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ class LASA(Aggregator):
     where |value - median| <= radius * standard deviation for both. Where none is, the tensor is the median of
     the updates and the round counts as a fallback (the authors' code takes all). `variant = "authors"` is
     otherwise their code: only tensors of two or four axes become sparse, entries equal to the smallest one
-    that stays go, too, and a client at the radius is left out. Their radii are 1, and 2 for lengths on simple
-    data. The weights returned are the share of coordinates in which a client was averaged, among all that
-    were; lengths are not in them."""
+    that stays go, too, and a client at the radius is left out. The weights returned are the share of
+    coordinates in which a client was averaged, among all that were; lengths are not in them."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": (

@@ -1,5 +1,5 @@
 """MDA, minimum diameter averaging: the mean of the n - f clients that lie closest together (El Mhamdi et al.,
-PODC 2020, section 3)."""
+PODC 2020)."""
 
 from __future__ import annotations
 

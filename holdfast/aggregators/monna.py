@@ -1,5 +1,5 @@
 """MoNNA: the mean of the n - f clients nearest to a vector that can be trusted (Farhadkhani et al., ICML
-2023, section 3)."""
+2023)."""
 
 from __future__ import annotations
 

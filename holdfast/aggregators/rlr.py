@@ -1,5 +1,5 @@
 """RLR, the robust learning rate: coordinates on which too few clients agree move backwards (Ozdayi,
-Kantarcioglu and Gel, AAAI 2021, section 4)."""
+Kantarcioglu and Gel, AAAI 2021)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class RLR(Aggregator):
     away from what only some clients want, such as a backdoor. theta has to be above f, else attackers reach
     it by themselves, and at most n - 2f, else they can turn a coordinate on which all honest clients agree;
     honest clients whose data differ much agree on few coordinates, and RLR then turns most of the model. The
-    mean is not robust by itself: nothing bounds the length of an update (`clip` does). The paper sets theta
-    by experiment, from 4 of 10 clients to 7 of 33. The weights returned are the incoming ones."""
+    mean is not robust by itself: nothing bounds the length of an update (`clip` does). The authors' scripts
+    have theta = 4 of 10 clients and 8 of 40. The weights returned are the incoming ones."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": (

@@ -1,5 +1,5 @@
 """SMEA, smallest maximum eigenvalue averaging: the mean of the n - f clients that spread least in any
-direction (Allouah et al., ICML 2023, section 4)."""
+direction (Allouah et al., ICML 2023)."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ def _assumed(aggregator: str) -> dict[str, Any]:
 
 def _root(aggregator: str) -> dict[str, Any]:
     """Return samples for the server, for rules that compare with its own data."""
-    return {"data": {"root": 100}} if "root" in getattr(find("aggregator", aggregator), "needs", ()) else {}
+    rule: Any = find("aggregator", aggregator).model_construct()
+    return {"data": {"root": 100}} if "root" in getattr(rule, "needs", ()) else {}
 
 
 def example(card: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""ARC, adaptive robust clipping (Allouah et al., ICLR 2025, Algorithm 2): the longest updates are shortened,
-as many as follows from the number of attackers."""
+"""ARC, adaptive robust clipping (Allouah et al., ICLR 2025): the longest updates are shortened, as many as
+follows from the number of attackers."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_hundred_clients_of_which_thirty_are_far_from_each_other_need_no_fallb
 
 
 def test_an_attack_inside_the_diameter_moves_the_mean_by_no_more_than_it() -> None:
-    """The claim behind MDA (its proof in appendix C of the paper): all that is averaged lies within an honest
+    """The claim behind MDA: all that is averaged lies within an honest
     diameter of an honest update, so the mean does, wherever attackers are."""
     for seed, size in ((0, 0.5), (1, 2.0), (2, 100.0)):
         x = Key(seed).normal(15, 20, dtype=torch.float64)

@@ -56,8 +56,8 @@ def test_what_a_reference_needs() -> None:
 
 def test_a_trusted_reference_bears_attackers_that_move_the_median() -> None:
     """The claim of the paper is f < n / 2 with a vector of one's own: 7 of 15 attackers, who stand together
-    at the edge of the honest updates, move the mean around an honest vector by less than its distance from
-    the honest mean; the mean around the median, which they can move, errs more."""
+    near the honest updates, draw the median to themselves and then are averaged; they do not draw an honest
+    update."""
     errors = {"median": 0.0, "client": 0.0}
     for seed in range(10):
         x = Key(seed).normal(15, 30, dtype=torch.float64)
@@ -67,4 +67,4 @@ def test_a_trusted_reference_bears_attackers_that_move_the_median() -> None:
         for reference, more in (("median", {}), ("client", {"trusted": 9})):
             got = apply("monna", x, w, f=7, reference=reference, **more)
             errors[reference] += float((got.value - honest).norm()) / 10
-    assert errors["client"] < 6.0, errors
+    assert errors["client"] < 0.6 * errors["median"], errors

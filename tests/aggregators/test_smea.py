@@ -48,7 +48,7 @@ def test_more_choices_than_the_limit_are_not_tried_and_that_is_a_fallback() -> N
 
 
 def test_the_error_follows_the_leading_eigenvalue_not_the_trace() -> None:
-    """The claim of the paper (its Table 1): attackers who move each of many coordinates a little are left
+    """The claim of the paper: attackers who move each of many coordinates a little are left
     out, while the median and the trimmed mean follow them in every coordinate."""
     x = Key(6).normal(12, 2000, dtype=torch.float64)
     x[:3] += 0.8

@@ -79,7 +79,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "mda": [{"limit": 0}],
     "monna": [{"reference": "root"}],
     "smea": [{"limit": 1}],
-    "autogm": [{"unit": "absolute"}],
     "lasa": [{"variant": "authors"}],
     "flame": [{"of": "update", "noise": 0.0}],
     "freqfed": [{"of": "update", "low": 1.2}],

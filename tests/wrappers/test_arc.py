@@ -50,7 +50,7 @@ def test_too_few_clients_fall_back_to_the_median() -> None:
 
 
 def test_no_attack_makes_the_mean_longer_than_the_longest_honest_update() -> None:
-    """The paper's property of bounded output (its Lemma 5.1), which holds for any rule inside, and which the
+    """The paper's property of bounded output, which holds for any rule inside, and which the
     mean alone does not have."""
     for f in range(1, 7):
         for size in (1.0, 1e3, 1e12):
