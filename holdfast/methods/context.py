@@ -248,8 +248,10 @@ class Context(Guarded):
         )
         found = yield from self.timer.computing("aggregate", reduction)
         if isinstance(found, Candidates):
-            models = [self._moved(model, one, state, up, priors, ctx)[0] for one in found.reduced]
-            reduction = replace(reduction, assessment=(yield from _assessed(torch.stack(models))))
+            models = model.new_empty(len(found.reduced), len(model))
+            for row in models:  # each aggregate is let go once its model is made
+                row.copy_(self._moved(model, found.reduced.pop(0), state, up, priors, ctx)[0])
+            reduction = replace(reduction, assessment=(yield from _assessed(models)))
             found = yield from self.timer.computing("aggregate", reduction)
         with self.timer.part("aggregate"):
             fresh, state = self._moved(model, found, state, up, priors, ctx)

@@ -62,13 +62,7 @@ class Rejection(Around):
         n, keep = len(x), len(x) - ctx.assumed
         if keep < 1 or ctx.assess is None:
             return inner.fall_back(x, state, ctx)
-
-        def candidates() -> list[Reduced]:
-            every = torch.arange(n)
-            without = [every[every != one] for one in range(n)] if n > 1 else [every]
-            return [without_others(inner, x, w, state, ctx, rows) for rows in (every, *without)]
-
-        assessment = ctx.assess(candidates)
+        assessment = ctx.assess(lambda: candidates(inner, x, w, state, ctx))
         if not len(assessment.loss):  # the server's own test was lost
             return inner.fall_back(x, state, ctx)
         kept = torch.ones(n, dtype=torch.bool)
@@ -76,18 +70,36 @@ class Rejection(Around):
             kept &= torch.zeros(n, dtype=torch.bool).index_fill_(0, lowest(impact, keep, ctx.ids), True)
         if not bool(kept.any()):  # the union of both measures may be everybody
             return inner.fall_back(x, state, ctx)
-        return without_others(inner, x, w, state, ctx, kept.nonzero().flatten())
+        some = x if bool(kept.all()) else x[to_device(kept, x.device)]
+        return of_some(inner, some, w, state, ctx, kept)
 
 
-def without_others(
-    inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext, rows: Tensor
+def candidates(
+    inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
+) -> list[Reduced]:
+    """The rule on all updates, and on all but each in turn. The others lie in one copy, of which a row
+    changes from each to the next."""
+    n, every = len(x), torch.ones(len(x), dtype=torch.bool)
+    found = [of_some(inner, x, w, state, ctx, every)]
+    others = x[min(1, n - 1) :].clone()
+    for one in range(n):
+        if one:
+            others[one - 1] = x[one - 1]
+        mask = every.index_fill(0, torch.tensor([one] if n > 1 else [], dtype=torch.int64), False)
+        without = of_some(inner, others, w, state, ctx, mask)
+        found.append(without._replace(value=without.value.clone()))  # it may be a row of the copy
+    return found
+
+
+def of_some(
+    inner: Aggregator, some: Tensor, w: Tensor, state: State, ctx: AggregationContext, kept: Tensor
 ) -> Reduced:
-    """The rule on these rows alone, with at most as many attackers assumed as it can bear; the others have no
-    weight."""
-    here = slice(None) if len(rows) == len(x) else to_device(rows, x.device)
-    told = bearable(inner, len(rows), ctx.assumed)
-    mine = w[to_device(rows, w.device)]
-    shares = mine / mine.sum() if bool(mine.sum() > 0) else torch.full_like(mine, 1 / len(rows))
-    found = inner(x[here], shares, state, replace(ctx, ids=ctx.ids[rows], assumed=told))
-    weights = found.weights.new_zeros(len(x))
-    return found._replace(weights=weights.index_copy(0, to_device(rows, weights.device), found.weights))
+    """The rule on the updates of some clients, with at most as many attackers assumed as it can bear; the
+    others have no weight."""
+    mine = w[to_device(kept, w.device)]
+    shares = mine / mine.sum() if bool(mine.sum() > 0) else torch.full_like(mine, 1 / len(mine))
+    told = bearable(inner, len(some), ctx.assumed)
+    found = inner(some, shares, state, replace(ctx, ids=ctx.ids[kept], assumed=told))
+    weights = found.weights.new_zeros(len(kept))
+    weights[to_device(kept, weights.device)] = found.weights
+    return found._replace(weights=weights)
