@@ -44,7 +44,7 @@ VARIANTS = {"foolsgold, no memory": {"name": "foolsgold", "memory": False}}
 """What is measured besides the rules with their default settings: FoolsGold's memory is a copy of the
 updates."""
 KIND = dict.fromkeys(("krum", "multi-krum", "clustered", "foolsgold", "foolsgold, no memory", "dnc"), "gram")
-KIND |= dict.fromkeys(("mda", "smea", "caf", "autogm", "freqfed", "rflbat"), "gram")
+KIND |= dict.fromkeys(("mda", "smea", "caf", "autogm", "flame", "freqfed", "rflbat"), "gram")
 KIND |= dict.fromkeys(("median", "trimmed-mean", "bulyan", "residual", "meamed", "monna"), "sort")
 """The baseline of a rule in the table; that of the others is w @ x."""
 ROOM = 5  # times the updates: they, the sort's values and places, and some to spare

@@ -29,13 +29,14 @@ class SignGuard(Selecting):
     cluster of sign statistics.
 
     The statistics are the shares of positive, zero and negative entries of an update at random coordinates,
-    the same for all clients; mean shift clusters them. `similarity` adds a fourth: the median cosine to the
-    other updates (SignGuard-Sim) or the median distance to them (SignGuard-Dist); the paper also takes the
-    similarity to the last aggregate, which a detector does not see. `variant = "authors"` takes neighbouring
-    coordinates and divides each statistic by its largest value, as the released code does. The clipping to
-    the median length is left to the wrapper `clip`. With fewer than three clients no client is rejected.
-    Recorded are the distance of a client's statistics to the mean of the cluster, and the ratio of its length
-    to the median, whichever way round is larger."""
+    the same for all clients; mean shift clusters them, which leaves out some honest clients in nearly every
+    round. `similarity` adds a fourth: the median cosine to the other updates (SignGuard-Sim) or the median
+    distance to them (SignGuard-Dist); the paper also takes the similarity to the last aggregate, which a
+    detector does not see. `variant = "authors"` takes neighbouring coordinates and divides each statistic by
+    its largest value, as the released code does. The clipping to the median length is left to the wrapper
+    `clip`. With fewer than three clients no client is rejected. Recorded are the distance of a client's
+    statistics to the mean of the cluster, and the ratio of its length to the median, whichever way round is
+    larger."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "suspicious": "too long or too short updates; those outside the largest cluster of sign statistics",

@@ -39,7 +39,7 @@ class Probe:
     sent: Tensor | None = None
     """[b]: those of the model that was sent."""
 
-    def of_round(self, buffers: Tensor, sent: Tensor) -> Probe:
+    def of_round(self, buffers: Tensor | None, sent: Tensor) -> Probe:
         return replace(self, buffers=buffers, sent=sent)
 
     def of_mixtures(self) -> Probe:

@@ -239,7 +239,7 @@ class Context(Guarded):
             self.aggregator.assumed(len(up)),
             root,
             up.refused,
-            None if self.probe is None else self.probe.of_round(up["buffers"], model[p:]),
+            None if self.probe is None else self.probe.of_round(up.fields.get("buffers"), model[p:]),
         )
         ignored = "sample counts" if priors is None else "the method's weights"
         priors = self.priors(up) if priors is None else priors

@@ -27,6 +27,7 @@ from holdfast.results.run import Run
 from tests.checks.aggregator_cases import context_of
 from tests.detectors.judging import BACKDOOR, IID, SKEWED, excluded, play
 from tests.helpers import network_of
+from tests.pretended_gpu import pretended_gpu
 
 LAYOUT = Layout.of(BackboneHead(nn.Linear(1, 2, bias=False), nn.Linear(2, 4)), "head")
 """Two numbers of the backbone, then eight weights (two for each of four classes) and four biases."""
@@ -115,6 +116,12 @@ def test_division_differences_against_the_slow_reference() -> None:
 
     for row in range(n):
         torch.testing.assert_close(found[row], (shares(rows[row]) / shares(reference)).mean(dim=0))
+    with pretended_gpu() as gpu:  # what clients sent is there, the network is not
+        far = Models(rows.to(gpu.device), torch.arange(n), reference.to(gpu.device), layout)
+        there = division_differences(far, probe, 1500, key)
+        assert there.device == gpu.device
+        with gpu.not_counted():
+            torch.testing.assert_close(there.cpu(), found)
 
 
 def test_words_are_drawn_from_the_rows_of_the_table() -> None:

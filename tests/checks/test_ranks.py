@@ -130,6 +130,26 @@ def test_privacy_detectors_server_optimisers_and_lost_replies_on_ranks(rule: str
     assert_same(everything(ordinary), everything(three))
 
 
+@pytest.mark.parametrize("rule", ["flame", "deepsight"])
+@pytest.mark.filterwarnings("ignore:.*reads whole updates:RuntimeWarning")
+def test_choices_answers_to_made_up_inputs_and_noise_on_ranks(rule: str, tmp_path: Path) -> None:
+    deepsight = {"name": "deepsight", "samples": 20}
+    batch_norm = {"name": "mlp", "hidden": 6, "batch_norm": True}
+    names = ["flame", "multi-krum", "signguard", "alignins", {"name": "fldetector", "window": 1}, deepsight]
+    table = {
+        **ATTACKED,
+        "data": {"clients": 9},
+        "model": batch_norm if rule == "deepsight" else {"name": "mlp", "hidden": 6},
+        "aggregator": deepsight if rule == "deepsight" else rule,
+        "detectors": [] if rule == "deepsight" else names,
+        "train": {"rounds": 3},
+    }
+    alone, three = on(1, table, tmp_path / "1"), on(3, table, tmp_path / "3")
+    assert_same(everything(alone), everything(three), tolerance=0.0)
+    (ordinary,) = run_all([table], tmp_path / "ordinary")
+    assert_same(everything(ordinary), everything(three))
+
+
 def test_every_rank_trains_some_clients_and_only_the_first_writes_the_round(tmp_path: Path) -> None:
     seen: dict[int, set[int]] = {}
     config = tiny(**settings_of("ditto"))
