@@ -39,8 +39,9 @@ class PoisonedFL(Attack):
     binomial test at level `level`); where not, c is multiplied by `shrink`, as long as it stays at
     `least_scale` or more, so that a defence lets it pass. In its first round an attacker, who knows no g,
     sends zeros, as the released code does. It reads nobody's update, not even its own; only on class means,
-    whose common ones it is not shown, the first attacker's mean takes the place of the model. Attackers that
-    know each other share one memory of three models; with `knows = "own"` each has its own."""
+    whose common ones it is not shown, the first attacker's mean takes the place of the model. Where clients
+    are sent different models, g is that of the first attacker's. Attackers that know each other share one
+    memory of three models; with `knows = "own"` each has its own."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what an attacker does": "sends the same random signs in every round, scaled by the model's step",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from holdfast.attacks import Adversary
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import Field, Uplink
-from holdfast.results.run import Run
+from tests.attacks.played import SimulateAll, kept
 from tests.attacks.test_updates import adversary, spread_out
 
 N, D, F = 9, 12, 2
@@ -88,14 +87,10 @@ def test_where_krum_takes_nothing_they_stay_honest() -> None:
 
 
 @pytest.mark.slow
-def test_it_hurts_krum_more_than_noise_does(simulate_all: Callable[..., list[Run]]) -> None:
-    """The paper's first claim (its Table 2), in small: with two of ten attackers and f = 2."""
-    common = {
-        "data": {"name": "digits", "clients": 10},
-        "train": {"rounds": 15, "lr": 0.05, "dtype": "float32"},
-    }
-    rule = {"name": "krum", "f": 2}
-    attacks = [None, {"name": "gaussian", "fraction": 0.2}, {"name": "fang-krum", "fraction": 0.2}]
-    runs = simulate_all([{**common, "aggregator": rule, "attack": attack} for attack in attacks])
-    honest, noise, fang = (run.final["accuracy"] for run in runs)
-    assert fang < noise - 0.1 and noise > honest - 0.1
+def test_it_hurts_krum_more_than_noise_does(simulate_all: SimulateAll) -> None:
+    """The paper's first claim: with full knowledge Krum ends near a guess (0.42 and 0.11 of seed 0). With
+    partial knowledge the attack does here little more than noise."""
+    attacks = ["gaussian", "fang-krum", {"name": "fang-krum", "knows": "colluders"}]
+    rule = {"name": "krum", "f": 4}
+    noise, full, partial = kept(simulate_all, [(rule, attack) for attack in attacks])
+    assert full < noise - 0.2 and full < partial - 0.2 and abs(partial - noise) < 0.1

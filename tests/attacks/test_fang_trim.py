@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from holdfast.results.run import Run
+from tests.attacks.played import SimulateAll, kept
 from tests.attacks.test_updates import HONEST, sent
 
 
@@ -46,14 +44,11 @@ def test_partial_knowledge_is_three_to_four_spreads_away() -> None:
 
 
 @pytest.mark.slow
-def test_it_lowers_the_trimmed_mean_more_than_noise_does(simulate_all: Callable[..., list[Run]]) -> None:
-    """The paper's claim (its Table 2), in small: with two of ten attackers and f = 2."""
-    common = {
-        "data": {"name": "digits", "clients": 10},
-        "train": {"rounds": 15, "lr": 0.05, "dtype": "float32"},
-    }
-    rule = {"name": "trimmed-mean", "f": 2}
-    attacks = [None, {"name": "gaussian", "fraction": 0.2}, {"name": "fang-trim", "fraction": 0.2}]
-    runs = simulate_all([{**common, "aggregator": rule, "attack": attack} for attack in attacks])
-    honest, noise, fang = (run.final["accuracy"] for run in runs)
-    assert fang < noise - 0.02 and noise > honest - 0.1
+def test_it_hurts_more_than_noise_does(simulate_all: SimulateAll) -> None:
+    """The paper's claim against the trimmed mean and the median, also with partial knowledge: noise does not
+    hurt them, this attack does (0.82 and 0.46 of seed 0 on the trimmed mean)."""
+    rules = [{"name": rule, "f": 4} for rule in ("trimmed-mean", "median")]
+    attacks = ["gaussian", "fang-trim", {"name": "fang-trim", "knows": "colluders"}]
+    found = kept(simulate_all, [(rule, attack) for rule in rules for attack in attacks])
+    for noise, full, partial in (found[:3], found[3:]):
+        assert max(full, partial) < noise - 0.1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from holdfast.attacks import Adversary
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import Field, Uplink, broadcast
-from holdfast.results.run import Run
+from tests.attacks.played import SimulateAll, kept
 
 D = 50
 UP = Uplink(torch.arange(4), {"update": Key(1).normal(4, D, dtype=torch.float64)})
@@ -85,14 +84,14 @@ def test_nothing_of_the_updates_is_read() -> None:
 
 
 @pytest.mark.slow
-def test_it_ruins_a_mean_of_bounded_updates(simulate_all: Callable[..., list[Run]]) -> None:
-    """The paper's claim in small: with a fifth of attackers and a mean of updates that are cut to their
-    median length, it costs more than attacks that know everybody's updates."""
-    common = {
-        "data": {"name": "digits", "clients": 10},
-        "train": {"rounds": 40, "lr": 0.05, "dtype": "float32"},
-    }
-    attacks = [None, *({"name": name, "fraction": 0.2} for name in ("lie", "min-max", "poisoned-fl"))]
-    runs = simulate_all([{**common, "aggregator": "norm-bound", "attack": attack} for attack in attacks])
-    honest, lie, min_max, poisoned = (run.final["accuracy"] for run in runs)
-    assert poisoned < min(lie, min_max) - 0.1 < honest - 0.1
+def test_a_mean_of_bounded_updates_loses_more_than_to_attacks_that_know_them(
+    simulate_all: SimulateAll,
+) -> None:
+    """The paper's claim holds for a mean of updates that are cut to a fixed length: it costs more than LIE
+    and Min-Max, who know everybody's updates (seed 0: 0.65 of 0.94 is left, and 0.91 and 0.89). The trimmed
+    mean loses little, against the paper, whose runs have a larger network and many more rounds."""
+    bound, trimmed = {"name": "norm-bound", "bound": 1.0}, {"name": "trimmed-mean", "f": 4}
+    cases = [(bound, name) for name in ("lie", "min-max", "poisoned-fl")]
+    cases += [(trimmed, None), (trimmed, "poisoned-fl")]
+    lie, min_max, poisoned, honest, resisted = kept(simulate_all, cases, rounds=100)
+    assert poisoned < min(lie, min_max) - 0.05 and resisted > honest - 0.05

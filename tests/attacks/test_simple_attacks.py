@@ -18,6 +18,7 @@ from holdfast.core.registry import build
 from holdfast.core.screening import screen
 from holdfast.core.types import broadcast
 from holdfast.results.run import Run
+from tests.attacks.played import SimulateAll, kept
 from tests.attacks.test_updates import ATTACKERS, HONEST, SCHEMA, UP, adversary, sent
 
 
@@ -72,34 +73,26 @@ def test_fake_clients_pull_to_one_model_in_all_rounds() -> None:
 
 @pytest.mark.slow
 def test_sybils_against_foolsgold_and_the_mean(simulate_all: Callable[..., list[Run]]) -> None:
-    """The claim of FoolsGold's paper in small: it gives copies of one update less weight than the clients
-    whose updates differ, with and without noise; the mean does not."""
-    common = {
-        "data": {"name": "digits", "clients": 10},
-        "train": {"rounds": 10, "lr": 0.05, "dtype": "float32"},
-    }
+    """The claim of FoolsGold's paper, in small: it tells copies of one update from the clients whose updates
+    differ, and the mean does not; noise makes them harder to tell only when it is longer than the update."""
+    common = {"train": {"rounds": 20, "lr": 0.1, "batch_size": 20, "dtype": "float32"}}
+    common |= {"data": {"name": "digits", "clients": 10}, "model": {"name": "mlp", "hidden": 16}}
     tables = [
         {**common, "aggregator": rule, "attack": {"name": "sybils", "fraction": 0.4, "noise": noise}}
-        for rule in ("mean", "foolsgold")
-        for noise in (0.0, 0.01)
+        for rule, noise in (("mean", 0.01), ("foolsgold", 0.0), ("foolsgold", 0.01), ("foolsgold", 3.0))
     ]
-    mean, _, copies, noisy = (run.final for run in simulate_all(tables))
-    assert copies["accuracy"] > mean["accuracy"] and noisy["accuracy"] > mean["accuracy"]
-    assert copies["detection/auc/weights"] > 0.9
+    mean, copies, noisy, loud = (run.final for run in simulate_all(tables))
+    assert min(copies["accuracy"], noisy["accuracy"]) > mean["accuracy"] + 0.1
+    assert copies["detection/auc/weights"] == noisy["detection/auc/weights"] == 1.0
+    assert loud["detection/auc/weights"] < 0.95
 
 
 @pytest.mark.slow
-def test_fake_clients_beat_norm_clipping(simulate_all: Callable[..., list[Run]]) -> None:
-    """The paper's claim in small: a tenth of fake clients ruins the mean, and still lowers a mean of updates
-    that are cut to their median length."""
-    common = {
-        "data": {"name": "digits", "clients": 10},
-        "train": {"rounds": 15, "lr": 0.05, "dtype": "float32"},
-    }
-    tables = [
-        {**common, "aggregator": rule, "attack": attack}
-        for rule in ("mean", "norm-bound")
-        for attack in (None, {"name": "mpaf", "fraction": 0.2})
-    ]
-    free, attacked, bound, pulled = (run.final["accuracy"] for run in simulate_all(tables))
-    assert attacked < 0.3 < free and pulled < bound
+def test_fake_clients_against_norm_clipping_and_the_median(simulate_all: SimulateAll) -> None:
+    """The paper's claim that fake clients ruin the mean, also with updates that are cut to a fixed length,
+    holds (seed 0: nothing is left, and 0.14 of 0.87); its claim about the median does not at this size:
+    there a fifth of attackers costs nothing."""
+    bound = {"name": "norm-bound", "bound": 1.0}
+    cases = [("mean", "mpaf"), (bound, None), (bound, "mpaf"), ("median", None), ("median", "mpaf")]
+    ruined, clipped, pulled, median, fake = kept(simulate_all, cases)
+    assert ruined < 0.2 and pulled < clipped - 0.4 and fake > median - 0.1

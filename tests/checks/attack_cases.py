@@ -23,7 +23,8 @@ CLIENTS, EXPERIMENTS, LABELS = 7, 3, 3
 
 
 def variants(name: str) -> list[dict[str, Any]]:
-    """The attack by its defaults and with each other choice of each setting, at each level of knowledge."""
+    """The attack by its defaults and with each other choice of each setting, at each level of knowledge
+    that makes a difference."""
     part = built_in("attack")[name]
     if issubclass(part, OwnTraining):  # which send what they trained, and share the code that does
         return [{"name": name, "knows": part.model_fields["knows"].default}]
@@ -37,6 +38,8 @@ def variants(name: str) -> list[dict[str, Any]]:
     levels = [level for level in REACH if REACH[level] >= REACH[part.least]]
     if len(levels) > 1:
         levels.remove("defence")  # is shown what "everyone" is
+    if part.least == "own":
+        levels.remove("colluders")  # they act at once, as those who know everyone do
     # of what was sent, nothing is known where class means are attacked
     means = [{} if choice.get("scale") == "model" else {"features": True} for choice in choices]
     return [
