@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.attacks.base import Knowledge
+from holdfast.attacks.coordinates import largest
 from holdfast.attacks.distance_terms import by_epoch
 from holdfast.attacks.moving_trigger import Answers, MovingTrigger
 from holdfast.attacks.own_training import Ask, Crew, Leading, Own, OwnTraining
@@ -58,7 +59,7 @@ class IBA(OwnTraining):
     knows: Knowledge = setting("colluders", "at least colluders: they share the trigger's network")
     target: int = setting(1, "the class that the trigger stands for", ge=0)
     epsilon: float = setting(
-        0.1, "largest change of a value, as a share of the range of the data", gt=0, le=1
+        0.3, "largest change of a value, as a share of the range of the data", gt=0, le=1
     )
     test_epsilon: float | None = setting(
         None, "the same while success is measured; none: epsilon", gt=0, le=1
@@ -145,10 +146,7 @@ class IBA(OwnTraining):
             return own.travels
         layout, wire = own.local.network.layout, own.local.wire
         score = wire.unpack(own.given["score"].to(own.model), torch.zeros_like(own.model))
-        travels = own.travels & layout.trainable
-        score = torch.where(travels.to(score.device), score, torch.inf)
-        least = score.topk(max(1, int(self.share * int(travels.sum()))), dim=1, largest=False).indices
-        return torch.zeros_like(score, dtype=torch.bool).scatter_(1, least, True).cpu()
+        return largest(-score, own.travels & layout.trainable, self.share).cpu()
 
 
 def fresh(images: int, channels: int) -> State:

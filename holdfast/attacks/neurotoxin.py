@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.base import Knowledge
+from holdfast.attacks.coordinates import largest
 from holdfast.attacks.distance_terms import by_epoch
 from holdfast.attacks.own_training import Ask, Crew, Leading, Own
 from holdfast.attacks.poisoned_data import OnPoisonedData
@@ -71,11 +72,8 @@ class Neurotoxin(OnPoisonedData):
             change = wire.unpack(own.given["moved"].to(own.model), torch.zeros_like(own.model))
         else:
             return own.travels
-        travels = (own.travels & layout.trainable).to(change.device)
-        size = torch.where(travels, change.abs(), -1.0)
-        count = int(self.top * int(travels.sum()))
-        largest = size.topk(count, dim=1).indices if count else size.argsort(1)[:, :0]
-        left_out = torch.zeros_like(size, dtype=torch.bool).scatter_(1, largest, True) & (size > 0)
+        size = change.abs()
+        left_out = largest(size, own.travels & layout.trainable, self.top) & (size > 0)
         return own.travels & ~left_out.cpu()
 
     def _gradient(self, own: Own) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.attacks.coordinates import largest
 from holdfast.attacks.neurotoxin import Neurotoxin
 from tests.attacks.own_case import NETWORK, SAMPLES, crew_of, key_of, own_of
 from tests.helpers import slow_fit
@@ -71,3 +72,17 @@ def test_the_last_update_is_the_difference_of_what_was_sent() -> None:
     other = crew_of(attack, bank, {"sent": torch.tensor([2.0])})  # what travels has changed
     assert next(attack.lead(other)).shared["moved"].tolist() == [0, 0]
     assert not next(Neurotoxin(variant="authors").lead(second)).shared
+
+
+def test_equal_scores_are_chosen_together() -> None:
+    score = torch.tensor([[5.0, 2.0, 2.0 + 4e-16, 1.0, 9.0], [3.0, 3.0, 3.0, 1.0, 9.0]], dtype=torch.float64)
+    among = torch.tensor([True, True, True, True, False])
+    assert largest(score, among, 0.5).tolist() == [
+        [True, True, True, False, False],
+        [True, True, True, False, False],
+    ]
+    assert largest(score, among, 0.3).tolist() == [
+        [True, False, False, False, False],
+        [True, True, True, False, False],
+    ]
+    assert not largest(score, among, 0.2).any()
