@@ -58,12 +58,12 @@ class Searched(OwnTraining):
         moved = torch.zeros_like(sent) if last is None or len(last) != len(sent) else sent - last
         before = crew.recall("trigger")
         trigger = torch.zeros(1, 2, 2, dtype=torch.float64) if before is None else before
-        found = yield Ask("search", {"trigger": trigger})
+        found = yield Ask("look", {"trigger": trigger})
         trigger = found["trigger"].mean(0)
         crew.remember("trigger", trigger)
         return (yield Ask("poisoned", {"trigger": trigger, "moved": moved}))
 
-    def search(self, own: Own) -> Mapping[str, Tensor]:
+    def look(self, own: Own) -> Mapping[str, Tensor]:
         start = {"trigger": own.given["trigger"]}
         return own.fit_tensors(start, partial(searching, target=1), data=own.clean, lr=0.5, epochs=1)
 

@@ -50,7 +50,7 @@ def test_the_factor_is_the_size_of_the_cohort_or_its_own(factor: float | None, e
 def test_what_poisons_its_data_is_a_part_of_its_settings() -> None:
     about = build("attack", {"name": "neurotoxin", "poison": {"size": 2, "target": 4}})
     assert about.of_data.name == "backdoor" and about.of_data.size == 2 and about.target == 4
-    assert build("attack", {"name": "neurotoxin", "poison": "label-flip"}).trigger(SAMPLES) is None
+    assert build("attack", {"name": "neurotoxin", "poison": "label-flip"}).planted(SAMPLES) is None
     for poison, said in (
         ("lie", "poison: 'lie' changes what clients send; name an attack on data"),
         ({"size": 2, "fraction": 0.1}, "'fraction' belongs beside poison"),

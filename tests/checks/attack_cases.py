@@ -20,6 +20,17 @@ from holdfast.core.types import ROOT, Exchange, Field, Schema, Uplink
 from tests.helpers import built_in
 
 CLIENTS, EXPERIMENTS, LABELS = 7, 3, 3
+QUICK: dict[str, dict[str, Any]] = {
+    "a3fl": {"searches": 1},
+    "alternating": {"epochs": 1},
+    "bad-pfl": {"steps": 2, "width": 2},
+    "chameleon": {"epochs": 1, "head_epochs": 1},
+    "constrain-and-scale": {"epochs": 1},
+    "iba": {"epochs": 1, "trigger_epochs": 1, "channels": 2},
+    "neurotoxin": {"epochs": 1},
+    "pfedba": {"by_loss": 2, "by_gradient": 1},
+}
+"""Attacks that train by themselves, in less time than by default."""
 
 
 def variants(name: str) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from holdfast.core.types import ROOT, Schema, Uplink
 from holdfast.engine.simulator import Simulator
 from holdfast.results.run import Run
 from holdfast.sweeps import session
+from tests.checks.attack_cases import QUICK
 from tests.helpers import assert_same, built_in, everything, methods_in_turn, tiny
 
 ATTACKS = list(built_in("attack"))
@@ -38,18 +39,6 @@ HARD: list[dict[str, Any]] = [
 ]
 REMEMBERS: dict[str, Any] = {"name": "poisoned-fl", "fraction": 0.4, "every": 1}
 hard = pytest.mark.parametrize("attack", HARD, ids=[attack["name"] for attack in HARD])
-
-QUICK: dict[str, dict[str, Any]] = {
-    "constrain-and-scale": {"epochs": 1},
-    "alternating": {"epochs": 1},
-    "chameleon": {"epochs": 1, "head_epochs": 1},
-    "neurotoxin": {"epochs": 1},
-    "iba": {"epochs": 1, "trigger_epochs": 1, "channels": 2},
-    "a3fl": {"searches": 1},
-    "bad-pfl": {"steps": 2, "width": 2},
-    "pfedba": {"by_loss": 2, "by_gradient": 1},
-}
-"""Attacks that train by themselves, in less time than by default."""
 
 
 def table(attack: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from holdfast.core.errors import ConfigError
+from tests.checks.attack_cases import QUICK
 from tests.helpers import built_in, run_all, tiny
 
 FACTORS: dict[str, tuple[str | None, ...]] = {
@@ -28,8 +29,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "backdoor": {"size": 2},
     "gas": {"p": 5},
     "deepsight": {"samples": 10},
+    **QUICK,
 }
-"""What does not fit images of 8x8 or a network of a few hundred parameters by default."""
+"""What does not fit images of 8x8 or a network of a few hundred parameters by default, or takes long."""
 
 
 def table_of(choice: Choice) -> dict[str, Any]:
