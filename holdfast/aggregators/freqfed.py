@@ -104,24 +104,32 @@ def chosen(apart: Tensor, w: Tensor, ids: Tensor) -> Tensor:
 
 
 def low_frequencies(x: Tensor, layout: Layout, low: float) -> Tensor:
-    """[..., k]: the low frequencies of all tensors of the rows, tensor after tensor."""
-    return torch.cat([_of_tensor(x[..., slot.start : slot.stop], slot, low) for slot in layout.slots], dim=-1)
+    """[..., k]: the low frequencies of all tensors of the rows, tensor after tensor. A row at a time:
+    transforms need a few copies of what they take."""
+    slots = [slot for slot in layout.slots if slot.stop > slot.start]
+    shapes = [_as_matrix(slot) for slot in slots]
+    places = [to_device(_low_places(*shape, low), x.device) for shape in shapes]
+    found = x.new_empty(*x.shape[:-1], sum(map(len, places)))
+    for row, into in zip(x.flatten(0, -2), found.flatten(0, -2), strict=True):
+        start = 0
+        for slot, shape, kept in zip(slots, shapes, places, strict=True):
+            turned = cosine_transform(row[slot.start : slot.stop].view(shape))
+            turned = cosine_transform(turned.mT).mT if shape[0] > 1 else turned
+            into[start : start + len(kept)] = turned.reshape(-1)[kept]
+            start += len(kept)
+    return found
 
 
-def _of_tensor(part: Tensor, slot: Slot, low: float) -> Tensor:
+def _as_matrix(slot: Slot) -> tuple[int, int]:
+    """Rows and columns: a vector is one row."""
     rows = slot.shape[0] if len(slot.shape) > 1 else 1
-    columns = math.prod(slot.shape) // max(1, rows)
-    heights, widths = torch.arange(rows) / max(1, rows), torch.arange(columns) / max(1, columns)
-    kept = to_device(((heights[:, None] + widths) < low).flatten().nonzero().flatten(), part.device)
-    several, found = part.shape[:-1], []
-    for one in part.reshape(
-        -1, rows, columns
-    ):  # a row at a time: transforms need a few copies of what they take
-        turned = cosine_transform(one)
-        if rows > 1:
-            turned = cosine_transform(turned.mT).mT
-        found.append(turned.reshape(-1)[kept])
-    return torch.stack(found).view(*several, len(kept))
+    return rows, (slot.stop - slot.start) // rows
+
+
+def _low_places(rows: int, columns: int, low: float) -> Tensor:
+    """The places of the low frequencies in a matrix, row after row."""
+    heights, widths = torch.arange(rows) / rows, torch.arange(columns) / columns
+    return ((heights[:, None] + widths) < low).flatten().nonzero().flatten()
 
 
 def cosine_transform(x: Tensor) -> Tensor:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from holdfast.core.registry import find, is_section, settings_of
+from holdfast.core.registry import build, find, is_section, settings_of
 from holdfast.core.toml import to_toml
 
 # The place of each kind of part in a config file.
 _PLACES: dict[str, Any] = {
     "method": lambda part: {"method": part},
     "model": lambda part: {"model": part},
-    "aggregator": lambda part: {"aggregator": part | _assumed(part["name"]), **_root(part["name"])},
+    "aggregator": lambda part: {
+        "aggregator": part | _assumed(part["name"]),
+        **_root_of(find("aggregator", part["name"]).model_construct()),
+    },
     "attack": lambda part: {"attack": part},
     "trigger": lambda part: {"attack": {"name": "backdoor", "trigger": part}},
-    "wrapper": lambda part: {"aggregator": {"name": "mean", "f": 0.3, "wrap": [part]}},
+    "wrapper": lambda part: {
+        "aggregator": {"name": "mean", "f": 0.3, "wrap": [part]},
+        **_root_of(_wrapped(part["name"])),
+    },
     "server": lambda part: {"method": {"name": "fedavg"}, "server": part},
     "detector": lambda part: {"detectors": [part]},
     "partition": lambda part: {"data": {"partition": part}},
@@ -35,9 +41,13 @@ def _assumed(aggregator: str) -> dict[str, Any]:
     return {"f": 0.2} if isinstance(rule, Aggregator) and rule.idle() else {}
 
 
-def _root(aggregator: str) -> dict[str, Any]:
+def _wrapped(wrapper: str) -> Any:
+    """Return the plain mean with this wrapper around it."""
+    return build("wrapper", wrapper)(build("aggregator", {"name": "mean", "f": 0.3}))
+
+
+def _root_of(rule: Any) -> dict[str, Any]:
     """Return samples for the server, for rules that compare with its own data."""
-    rule: Any = find("aggregator", aggregator).model_construct()
     return {"data": {"root": 100}} if "root" in getattr(rule, "needs", ()) else {}
 
 
