@@ -34,11 +34,10 @@ LAYOUT = Layout.of(BackboneHead(nn.Linear(1, 2, bias=False), nn.Linear(2, 4)), "
 TAME, ABOUT_ONE = [1.0, 1, 1, 1], [4.0, 0, 0, 0]
 
 
-def update(energies: list[float], turn: float = 0.0) -> list[float]:
+def update(energies: list[float]) -> list[float]:
     """An update of the head in which the outputs have these energies: half in a weight, half in the bias."""
     weights = [part for e in energies for part in (e / 2, 0.0)]
-    biases = [e / 2 * (1 - 2 * ((i + int(turn)) % 2)) if turn else e / 2 for i, e in enumerate(energies)]
-    return [0.0, 0.0, *weights, *biases]
+    return [0.0, 0.0, *weights, *(e / 2 for e in energies)]
 
 
 def seen(rows: list[list[float]]) -> Models:
@@ -64,13 +63,15 @@ def test_a_cluster_about_one_class_is_left_out() -> None:
 
 
 def test_a_cluster_is_judged_as_a_whole_by_tau() -> None:
-    """One of four in the same cluster looks poisoned, which is less than a third and more than a fifth."""
-    near = [[1.0, 1, 1, 1], [1.0, 1, 1, 1.01], [1.0, 1, 1, 0.99], [1.0, 0.49, 0.49, 0.49]]
-    rows = [update(each) for each in near]
+    """One of four much alike looks poisoned: its energies are just below a half of the largest, so their
+    squares are below a quarter. That is less than a third, and more than a fifth, of its cluster."""
+    first, second, edge = [1.0, 0.5, 0.5, 0.5], [0.5, 1.0, 0.5, 0.5], [1.0, 0.499, 0.499, 0.499]
+    rows = [update(each) for each in (first, first, first, edge, second, second, second)]
     for tau, stay in ((1 / 3, True), (0.2, False)):
         found = Inspection(samples=0, tau=tau).inspect(seen(rows), None, Key(0), "this")
-        if len(set(found.cluster.tolist())) == 1:
-            assert found.accepted.tolist() == [stay] * 4
+        assert found.exceedings.tolist() == [4, 4, 4, 1, 4, 4, 4]
+        assert found.poisoned.tolist() == [0.25] * 4 + [0] * 3
+        assert found.accepted.tolist() == [stay] * 4 + [True] * 3
 
 
 def test_the_aggregate_by_hand() -> None:

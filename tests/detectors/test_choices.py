@@ -12,6 +12,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
+from holdfast.core.types import State
 from holdfast.detectors.deepsight import DeepSight
 from holdfast.detectors.flame import Flame
 from holdfast.detectors.multi_krum import MultiKrum
@@ -76,9 +77,38 @@ def test_models_that_are_not_finite_and_bans() -> None:
     assert judged(detector, [[float("nan")]]).rejected == {0: "model is not finite"}
 
 
+NAMES = ("flame", "deepsight", "multi-krum", "signguard", "alignins", "fldetector")
+every_choice = pytest.mark.parametrize("name", NAMES)
+
+
+@every_choice
+def test_the_order_of_replies_does_not_matter(name: str) -> None:
+    """Over four rounds, with a row that is far off in each."""
+    detector = build("detector", {"name": name, **({"window": 1} if name == "fldetector" else {})})
+    order = torch.tensor([3, 0, 6, 1, 8, 5, 2, 4, 7])
+    here: State = detector.init()
+    there = here
+    for turn in range(4):
+        x, model = Key(turn).normal(9, 12, dtype=torch.float64), Key(turn).fold("w").normal(12).double()
+        x[4] = 1e30
+        one = judged(detector, x, model, here, list(range(9)))
+        other = judged(detector, x[order], model, there, order.tolist())
+        assert (one.rejected, one.banned) == (other.rejected, other.banned)
+        for key, score in one.scores.items():
+            torch.testing.assert_close(score[order], other.scores[key], equal_nan=True)
+        here, there = one.state, other.state
+
+
+@every_choice
+def test_one_client_and_clients_that_agree(name: str) -> None:
+    detector = build("detector", {"name": name, **({"f": 0} if name == "multi-krum" else {})})
+    for n in (1, 2, 5):
+        said = judged(detector, torch.full((n, 6), 0.3), torch.ones(6))
+        assert said.rejected == {} and said.banned == {}
+
+
 def test_all_of_them_beside_a_personalised_method(simulate: Callable[..., Run]) -> None:
-    names = ("flame", "deepsight", "multi-krum", "signguard", "alignins", "fldetector")
-    detectors = [{"name": name, **({"samples": 20} if name == "deepsight" else {})} for name in names]
+    detectors = [{"name": name, **({"samples": 20} if name == "deepsight" else {})} for name in NAMES]
     run = simulate(
         method="ditto",
         detectors=detectors,
@@ -87,4 +117,4 @@ def test_all_of_them_beside_a_personalised_method(simulate: Callable[..., Run]) 
         data={"clients": 12},
     )
     scores = {key.split("/")[2] for key in run.store.arrays(2) if key.startswith("verdict/scores/")}
-    assert scores == set(names) and run.round == 2
+    assert scores == set(NAMES) and run.round == 2
