@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.attacks.own_training import Own
 from holdfast.core.flat import Layout
 from holdfast.local.losses import Batch, Loss
 
@@ -35,10 +36,22 @@ def drawn(net: Any, batch: Batch, *, loss: Loss, near: float, share: float = 1.0
     return share * loss(net, batch) + near * away(net, batch)
 
 
-def within(models: Tensor, centres: Tensor, radius: float | None) -> Tensor:
-    """Models [n, k], projected onto the balls of this radius around the centres."""
+def within(layout: Layout, models: Tensor, centres: Tensor, radius: float | None) -> Tensor:
+    """Models [n, size] whose parameters are projected onto the balls of this radius around the centres."""
     if radius is None:
         return models
-    moved = models - centres
-    length = moved.double().norm(dim=1, keepdim=True).clamp(min=1e-300)
-    return centres + moved * (radius / length).clamp(max=1).to(moved)
+    (new, buffers), (old, _) = layout.split(models), layout.split(centres)
+    length = (new - old).double().norm(dim=1, keepdim=True).clamp(min=1e-300)
+    return torch.cat([old + (new - old) * (radius / length).clamp(max=1).to(new), buffers], 1)
+
+
+def by_epoch(own: Own, epochs: int, radius: float | None, **how: Any) -> Tensor:
+    """The models of attackers after so many epochs; where there is a radius, they are projected after each of
+    them, and the optimiser begins anew."""
+    if radius is None:
+        return own.fit(epochs=epochs, **how).model
+    model = own.model
+    for epoch in range(epochs):
+        trained = own.fit(model, purpose=f"epoch {epoch}", epochs=1, **how).model
+        model = within(own.local.network.layout, trained, own.model, radius)
+    return model

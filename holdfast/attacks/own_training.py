@@ -181,10 +181,14 @@ def picked(table: Padded, chosen: Tensor) -> Padded:
 
 
 class OwnTraining(Attack):
-    """An attack whose clients train in their own way; see the text at the top of this file."""
+    """An attack whose clients train in their own way; see the text at the top of this file. Class means are
+    sent as honest training leaves them."""
 
     kinds: ClassVar[frozenset[str]] = frozenset({"update", "buffer"})
     reads: ClassVar[Reads] = "sum"
+
+    def features_in(self, schema: Schema) -> list[str]:
+        return []
 
     def lead(self, crew: Crew) -> Leading:
         """What these attackers do before they answer. Returns what they send: rows of fields of the reply."""

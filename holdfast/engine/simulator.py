@@ -3,8 +3,8 @@
 An exchange goes through these stages, in this order:
 
     group      calls of experiments that share a group key become one cohort
+    train      malicious clients whose attack has a training of its own do it first (engine/own_training.py)
     split      the cohort is cut into chunks that fit the memory bound
-    train      malicious clients whose attack has a training of its own perform it (engine/own_training.py)
     execute    the clients of a chunk perform their task as one stack, here or in a worker process
     scatter    what the clients send goes back to the call that asked; their private rows go to the disk, on a
                GPU also to its memory

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks import Adversary, Attack
+from holdfast.attacks.own_training import OwnTraining
 from holdfast.attacks.target import Target
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
@@ -34,7 +35,11 @@ UP = Uplink(
     },
 )
 """Clients 2 and 6 attack; 2 has nothing of class 1."""
-ON_UPDATES = [name for name, part in built_in("attack").items() if "update" in part.kinds]
+ON_UPDATES = [
+    name
+    for name, part in built_in("attack").items()
+    if "update" in part.kinds and not issubclass(part, OwnTraining)
+]
 
 
 def adversary(name: str, **settings: Any) -> Adversary:

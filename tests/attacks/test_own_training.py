@@ -121,6 +121,30 @@ def test_fused_equals_alone(simulate: Callable[..., Run], simulate_all: Callable
 
 
 @pytest.mark.slow
+def test_attacks_of_papers_fused_alone_and_on_both_plans(
+    simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]
+) -> None:
+    attacks: list[dict[str, Any]] = [
+        {"name": "constrain-and-scale", "epochs": 2, "bound": 5.0},
+        {"name": "alternating", "epochs": 2},
+        {"name": "neurotoxin", "radius": 1.0},
+        {"name": "neurotoxin", "variant": "authors", "knows": "own"},
+        {"name": "chameleon", "epochs": 2},
+        {"name": "iba", "channels": 2, "share": 0.5},
+    ]
+    for method in ("fedavg", "fedper"):
+        tables = [
+            table(method=method, attack={"fraction": 0.4, **attack}, seed=seed)
+            for attack in attacks
+            for seed in (0, 1)
+        ]
+        for each, fused in zip(tables, simulate_all(tables), strict=True):
+            alone = everything(simulate(**each))
+            assert_same(everything(fused), alone, 1e-10)
+            assert_same(everything(simulate(**{**each, "engine": {"plan": "loop"}})), alone, 1e-9)
+
+
+@pytest.mark.slow
 def test_workers_change_nothing(simulate: Callable[..., Run]) -> None:
     alone, shared = (
         everything(simulate(**table(engine={"plan": "loop", "workers": n, "threads": None}))) for n in (1, 2)

@@ -4,12 +4,14 @@ attack them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin
 
 import torch
 
 from holdfast.attacks import Adversary, Attack
 from holdfast.attacks.base import REACH
+from holdfast.attacks.own_training import OwnTraining
 from holdfast.attacks.target import Target
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
@@ -24,6 +26,8 @@ def variants(name: str) -> list[dict[str, Any]]:
     """The attack by its defaults and with each other choice of each setting, at each level of knowledge
     that makes a difference."""
     part = built_in("attack")[name]
+    if issubclass(part, OwnTraining):  # which send what they trained, and share the code that does
+        return [{"name": name, "knows": part.model_fields["knows"].default}]
     choices: list[dict[str, Any]] = [{}]
     for setting, field in part.model_fields.items():
         if setting != "knows" and get_origin(field.annotation) is Literal:
@@ -98,13 +102,30 @@ class World:
             )
             for place in range(EXPERIMENTS)
         ]
+        self.trained = [self._trained(place) for place in range(EXPERIMENTS)]
         self.sent = Exchange("train", ids, bank, (torch.arange(rows) % 2)[:, None])
 
+    def _trained(self, place: int) -> Uplink | None:
+        """What the own training of the attackers left."""
+        if not isinstance(self.attack, OwnTraining):
+            return None
+        ids = self.adversaries[place].malicious
+        rows = Key(9).fold(place).fold(ids).normal(self.stack.shape[-1], dtype=torch.float64)
+        return Uplink(ids, {"update": rows.to(self.stack.device)})
+
     def generators(self, **more: Any) -> list[Any]:
-        return [
-            adversary.poisoning("train", self.schema, up, Key(7 + place), 0, self.sent, **more)
-            for place, (adversary, up) in enumerate(zip(self.adversaries, self.ups, strict=True))
-        ]
+        found = []
+        several = zip(self.adversaries, self.ups, self.trained, strict=True)
+        for place, (adversary, up, trained) in enumerate(several):
+            if trained is not None and up.columns is not None:
+                trained = replace(
+                    trained.having(update=up.columns.mine(trained["update"])), columns=up.columns
+                )
+            key = Key(7 + place)
+            found.append(
+                adversary.poisoning("train", self.schema, up, key, 0, self.sent, **more, trained=trained)
+            )
+        return found
 
     def one_by_one(self) -> list[Uplink]:
         return [alone(steps) for steps in self.generators()]

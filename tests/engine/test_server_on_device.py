@@ -33,9 +33,11 @@ from holdfast.methods import fedgc
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.context import Context
 from holdfast.methods.fedavg import FedAvg
+from holdfast.results.run import Run
 from holdfast.server_optimizers.base import ServerOptimizer, Step
 from holdfast.storage.host_copy import HostCopy
-from holdfast.sweeps.session import start
+from holdfast.sweeps.session import resume, start
+from tests.attacks import searched_trigger  # noqa: F401  # registers its attacks
 from tests.checks.method_cases import hard
 from tests.helpers import NORMALISED, assert_same, built_in, everything, run_all, tiny
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
@@ -181,6 +183,23 @@ def test_experiments_are_attacked_screened_and_aggregated_together(
         started.append(sum(gpu.started.values()))
         reads.append(gpu.reads)
     assert started[1] < 2 * started[0] and reads[1] < 2 * reads[0]
+
+
+def test_attackers_train_by_themselves_and_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they remember is on the device, and there again after a resume."""
+    attacks = [{"name": "neurotoxin", "radius": 1.0}, {"name": "searched-trigger"}]
+    tables = [
+        case("fedavg") | {"attack": {"fraction": 0.3, **attack}, "train": {"rounds": 3}} for attack in attacks
+    ]
+    there = run_all(tables, tmp_path / "host")
+    with servers_on_device(monkeypatch) as gpu:
+        short = [table | {"train": {"rounds": 2}} for table in tables]
+        begun = run_all(short, tmp_path / "device")
+        resume(tmp_path / "device", rounds=3)
+        for run, one in zip(begun, there, strict=True):
+            assert_same(everything(one), everything(Run(run.path, one.config)), 1e-10)
+        assert gpu.started
+    assert "attack/all/sent" in everything(there[0])
 
 
 class OwnRule(Aggregator):
