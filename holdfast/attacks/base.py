@@ -105,7 +105,11 @@ class View:
     def trial(self, field: str, key: Key) -> Trial:
         """The server's rule, to be tried out on what all clients send with rows of the attackers' choice.
         Benign updates that are not finite are left out, as the server will leave them out."""
-        self._need("defence")
+        if self.knows != "defence":
+            raise RunError(
+                f"attack tries the server's rule but declares to know only {self.knows}; set attack.knows ="
+                ' "defence"'
+            )
         rule = self.target.rule
         if rule is None:
             raise RunError("attack tries the server's rule, but its Adversary was not given one (target)")

@@ -181,7 +181,7 @@ def test_only_those_who_know_the_defence_may_try_it(knows: str) -> None:
 
     made = Adversary(Curious(clients=(2, 6), knows=knows), torch.arange(N), Key(0))
     made.target = Target(rule_of("median"))
-    with pytest.raises(RunError, match="reads what defence sent but declares to know only"):
+    with pytest.raises(RunError, match="tries the server's rule but declares to know only"):
         made.poison("train", SCHEMA, UP, Key(1))
 
 
