@@ -8,7 +8,7 @@ only. The method's honest client half is performed too, on the attackers' (poiso
 private rows and all else that they send, and `view.own` has its update. Private rows never see the attackers'
 own training.
 
-How to write one (a complete example is `tests/attacks/test_own_training.py`):
+How to write one (a complete example is `tests/attacks/searched_trigger.py`):
 
 * `lead(crew)` is what attackers that act together do in an exchange, in order. It yields an `Ask` for each
   piece of work that every one of them performs on its own data, and is sent what they found, one row each. It

@@ -73,8 +73,8 @@ def test_how_long_backdoors_last(simulate_all: Callable[..., list[Run]]) -> None
 
     Dai and Li: Chameleon's backdoor lasts longer than a plain one; here it does. Nguyen et al.: IBA's lasts
     (it is also adversarial: its trigger is half of it). Zhang et al.: Neurotoxin's lasts longer than the same
-    training without its mask; here it does not. With ten clients, two of which attack, the last aggregated
-    update is in good part their own, and the small network has few coordinates that nobody needs."""
+    training without its mask; here it does not, nor where one of twenty clients attacks (not asserted): the
+    small network has few coordinates that nobody needs."""
     about: dict[str, dict[str, Any]] = {
         "plain": {"name": "backdoor", **SIDE},
         "unmasked": {"name": "neurotoxin", "poison": SIDE, "top": 0.0},
