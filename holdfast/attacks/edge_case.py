@@ -40,10 +40,11 @@ class EdgeCase(Attack):
     they come from the dataset: of the samples of class `source` in its train split, the share `tail` that is
     farthest from their mean, as the model's inputs are normalised (the least likely ones under a Gaussian
     with one variance; of texts, counts of words in 512 buckets, divided by the length). Test samples of the
-    class that are as far away are what `attack/asr` is measured on. With `origin = "dataset"` attackers draw
-    from these samples, without those on which anybody is tested, as if they had collected them elsewhere;
-    benign clients may hold some of them, rightly labelled (the paper's p-edge-case). With `origin = "own"` an
-    attacker has only the tail of its own samples of the class, and is honest where it has none of the class.
+    class that are as far away are what `attack/asr` is measured on, which is null where benign clients have
+    none. With `origin = "dataset"` attackers draw from these samples, without those on which anybody is
+    tested, as if they had collected them elsewhere; benign clients may hold some of them, rightly labelled
+    (the paper's p-edge-case). With `origin = "own"` an attacker has only the tail of its own samples of the
+    class, and is honest where it has none of the class.
 
     The model is sent by the paper's three ways: as it is (black box); projected onto a ball around the model
     that was received (`radius`; PGD, Sec. 3, here with one projection after local training, not one after

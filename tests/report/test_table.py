@@ -181,6 +181,20 @@ def test_columns_of_attacks_only_where_there_are_any(grid: Path) -> None:
     assert not {"lost", "ASR", "DAcc"} & set(tabulate(by_setting(read_records(grid))).titles)
 
 
+def test_success_of_a_backdoor_by_model_where_a_method_has_several(tmp_path: Path) -> None:
+    attack = {"name": "backdoor", "size": 2, "fraction": 0.3}
+    records = read_records(
+        sweep(tmp_path / "s", attack=attack, train={"rounds": 1}, sweep={"method.name": ["fedavg", "ditto"]})
+    )
+    fedavg, ditto = by_setting(records)
+    both = tabulate([fedavg, ditto])
+    place = both.titles.index("ASR")
+    assert both.titles[place : place + 3] == ("ASR", "ASR global", "ASR personal")
+    assert [entry.text == "–" for entry in both.rows[0][place : place + 3]] == [False, False, True]
+    assert both.rows[1][place].value == both.rows[1][place + 2].value
+    assert "ASR global" not in tabulate([fedavg]).titles and "ASR" in tabulate([fedavg]).titles
+
+
 def test_matching_has_a_column_where_partners_are_known(grid: Path, tmp_path: Path) -> None:
     pairs = {
         "clients": 4,
