@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.helpers import built_in
 
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_every_rule_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "rules.json"
     size = ["--clients", "7", "--numbers", "50", "--turns", "1"]

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_round_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "round.json"
     command = [

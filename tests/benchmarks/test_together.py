@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_together_starts_fewer_operations_and_waits_less(tmp_path: Path) -> None:
     out = tmp_path / "together.json"
     size = ["--experiments", "8", "--clients", "7", "--numbers", "50", "--turns", "1"]

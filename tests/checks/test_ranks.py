@@ -26,7 +26,7 @@ from holdfast.results.run import Run
 from holdfast.storage.client_state import RowStore
 from holdfast.sweeps.session import resume
 from tests.attacks import searched_trigger  # noqa: F401  # registers its attacks
-from tests.helpers import assert_same, built_in, everything, run_all, tiny
+from tests.helpers import assert_same, built_in, everything, methods_in_turn, run_all, tiny
 from tests.thread_ranks import ThreadRanks, on_ranks
 
 ATTACKED: dict[str, Any] = {
@@ -80,7 +80,7 @@ def settings_of(method: str) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("method", built_in("method"))
+@pytest.mark.parametrize("method", methods_in_turn())
 def test_the_bits_do_not_depend_on_the_number_of_ranks(method: str, tmp_path: Path) -> None:
     table = settings_of(method)
     alone, two, three = (on(count, table, tmp_path / str(count)) for count in (1, 2, 3))

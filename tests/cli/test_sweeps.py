@@ -220,6 +220,7 @@ def test_many_cells_have_one_bar(
     assert "14 experiments" in answer.err and "28/28" in answer.err
 
 
+@pytest.mark.slow
 def test_killed_by_the_system(holdfast: Callable[..., Answer], grid: Path) -> None:
     """Two real processes, one shard each, are killed; the same commands go on."""
     arguments = ["sweep", str(grid), "--set", "train.rounds=20"]

@@ -52,6 +52,7 @@ def test_the_real_test_splits(
     np.testing.assert_allclose(samples.x.double().mean((0, 2, 3)) / 255, mean, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_cifar100_fine_and_coarse(real_data: Path) -> None:
     if not (real_data / "cifar100").is_dir():
         pytest.skip("no cifar100 there")
