@@ -22,8 +22,8 @@ class LossRejection(Rejection):
     calls Union. The loss is the mean cross-entropy; of equal impacts the lowest ids stay. The server trains
     on its data like a client, so that it has what does not travel (a head, say). Where its test fails, or
     nobody is left, the median is the fallback. Costs n + 1 aggregations, as many tests, and up to three more
-    copies of the updates: with rules that cost n d a round costs n^2 d. Buffers (BatchNorm's statistics) of the
-    models that are tested are averaged by the rule's weights."""
+    copies of the updates: with rules that cost n d a round costs n^2 d. Buffers (BatchNorm's statistics) of
+    the models that are tested are averaged by the rule's weights."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what the rule sees": (
