@@ -25,7 +25,7 @@ from holdfast.core.together import alone
 from holdfast.core.types import UNDEFINED, Exchange, Uplink
 from holdfast.detectors.computations import Sound
 from tests.checks.aggregator_cases import EVERY_WAY, assessed_by, experiments
-from tests.checks.test_wrappers import SHOWN_THE_SAME
+from tests.checks.test_wrappers import ASKS, SHOWN_THE_SAME
 from tests.helpers import built_in
 from tests.thread_ranks import ThreadRanks, on_ranks
 
@@ -124,7 +124,11 @@ INSIDE = ["mean", "median", "krum", "rfa", "centered-clip", "fltrust"]
 
 @pytest.mark.parametrize(
     ("wrapper", "inside"),
-    [(w, r) for w in built_in("wrapper") for r in (INSIDE[:2] if w in SHOWN_THE_SAME else INSIDE)],
+    [
+        (w, r)
+        for w in built_in("wrapper")
+        for r in (INSIDE[:2] if w in SHOWN_THE_SAME else INSIDE[:3] if w in ASKS else INSIDE)
+    ],
 )
 def test_every_wrapper(wrapper: str, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geometry, "BLOCK", 1000)

@@ -18,6 +18,8 @@ from holdfast.core.registry import build
 from holdfast.core.types import ROOT, Exchange
 from holdfast.engine.simulator import Simulator
 from holdfast.methods.context import Context
+from holdfast.results.run import Run
+from holdfast.sweeps.session import resume
 from tests.checks.aggregator_cases import context_of
 from tests.helpers import assert_same, everything, run_all, tiny
 
@@ -124,6 +126,15 @@ def test_in_runs_the_attacker_has_no_weight(tmp_path: Path, monkeypatch: pytest.
             assert list(bad) == [0.0] * 3 and run.final["fallback_rounds"] == 0
     (alone,) = run_all(tables[:1], tmp_path / "alone")
     assert_same(everything(together[0]), everything(alone))
+
+
+def test_a_run_that_is_continued_is_the_longer_run(tmp_path: Path) -> None:
+    """With what asks the server and what acts on the model."""
+    table = {**ATTACKED, "aggregator": {"name": "mean", "f": 1, "wrap": ["lfr", "weak-dp", "crfl"]}}
+    whole, short = run_all([table], tmp_path / "whole")[0], {**table, "train": {"rounds": 1}}
+    (run,) = run_all([short], tmp_path / "short")
+    resume(run.path, rounds=3)
+    assert_same(everything(whole), everything(Run(run.path, tiny(**table))), tolerance=0)
 
 
 def test_a_model_that_answers_nothing_finite_is_as_bad_as_can_be(tmp_path: Path) -> None:
