@@ -41,7 +41,7 @@ class A3fl(LearningValues):
     The adapted model t' minimises L(x + trigger, y; t') from the sent model t on, with the true labels y; the
     trigger minimises L(x + trigger, target; t) + lam L(x + trigger, target; t') by steps along the sign of
     the gradient, between the least and the largest values of the data; lam is `weight` times the cosine
-    between t and t' (Sec. 4). Both are done anew `searches` times in a round. The released code has 200
+    between t and t'. Both are done anew `searches` times in a round. The released code has 200
     searches with 5 epochs of unlearning, far more than local training costs, lets attackers train one after
     the other, and takes the cosine between gradients of convolutions; here all train from the same trigger
     and their mean is taken. Its trigger is a patch of 5 x 5 that begins grey, two pixels from the upper left

@@ -47,7 +47,7 @@ class EdgeCase(Attack):
     class, and is honest where it has none of the class.
 
     The model is sent by the paper's three ways: as it is (black box); projected onto a ball around the model
-    that was received (`radius`; PGD, Sec. 3, here with one projection after local training, not one after
+    that was received (`radius`; PGD, here with one projection after local training, not one after
     each epoch); and multiplied (`factor`), which with the size of the cohort is PGD with model
     replacement."""
 

@@ -62,7 +62,7 @@ def test_a_trigger_in_parts_succeeds_more_than_one_attacker_with_all_of_it(play:
 
 
 def test_clipping_does_not_stop_rare_samples(play: Play) -> None:
-    """Wang et al., Sec. 4: norm bounds hardly weaken an edge-case backdoor, since its updates are not long.
+    """Wang et al.: norm bounds hardly weaken an edge-case backdoor, since its updates are not long.
     Here it is 0.21 and 0.42 with and without clipping to the median norm, 0 without an attack; but sevens
     are few, so that it costs 2 points of accuracy (the paper: nearly none), and the success is far below
     the paper's."""
@@ -83,7 +83,7 @@ def test_clipping_does_not_stop_rare_samples(play: Play) -> None:
 
 
 def test_an_adapted_trigger_succeeds_more_than_a_fixed_one_and_by_the_model(play: Play) -> None:
-    """A3FL, Sec. 5: its trigger is embedded better than a fixed one at the same place. Here 0.75 against
+    """A3FL: its trigger is embedded better than a fixed one at the same place. Here 0.75 against
     0.22; and it is the poisoned model that answers so: without poisoned batches the same search reaches
     0.01."""
     a3fl = {"name": "a3fl", "fraction": 0.2}
@@ -103,7 +103,7 @@ def test_an_adapted_trigger_succeeds_more_than_a_fixed_one_and_by_the_model(play
 
 @pytest.mark.parametrize("method", ["fedavg-ft", "fedrep"])
 def test_an_aligned_trigger_outlives_personalisation(method: str, play: Play) -> None:
-    """PFedBA, Sec. 5: after fine-tuning on clean data the backdoor is still there, where that of a fixed
+    """PFedBA: after fine-tuning on clean data the backdoor is still there, where that of a fixed
     trigger is not. Here on personal models 0.90 against 0.06 (fedavg-ft) and 0.55 against 0.03 (fedrep).
     Most of it is the trigger, not the model: without poisoned batches it reaches 0.70 and 0.41, which the
     paper does not measure."""
@@ -124,7 +124,7 @@ def test_an_aligned_trigger_outlives_personalisation(method: str, play: Play) ->
 
 @pytest.mark.parametrize("method", ["fedavg-ft", "fedrep"])
 def test_natural_features_outlive_personalisation_if_they_may_be_seen(method: str, play: Play) -> None:
-    """Bad-PFL, Sec. 5: more than 0.8 on personal models with changes of 4/255 that nobody sees. On digits
+    """Bad-PFL: more than 0.8 on personal models with changes of 4/255 that nobody sees. On digits
     of 8 x 8 and a small network that is not so: 0.05 at three times that, 0.5 at thirteen times
     (fedavg-ft). It is still more than a pattern blended in, which personal models forget (0.01), and more
     than half of it is the trigger, not the model: without poisoned batches it reaches 0.30."""

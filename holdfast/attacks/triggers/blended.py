@@ -20,7 +20,7 @@ from holdfast.data.samples import Samples
 )
 class Blended(Stamp):
     """A fixed random pattern blended into the whole sample: (1 - alpha) x + alpha pattern (the paper's
-    blended injection, Sec. 4.2).
+    blended injection).
 
     Pixels of the pattern lie between black and white; for other numbers, between the smallest and the largest
     of their channel in the dataset. The paper also tests with a larger alpha than it trains with; here both
