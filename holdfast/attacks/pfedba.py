@@ -100,7 +100,8 @@ def apart(net: Any, batch: Batch, *, target: int) -> Tensor:
     count = batch.mask.sum().clamp(min=1)
 
     def loss(own: Tensors, x: Tensor, y: Tensor) -> Tensor:
-        each = F.cross_entropy(functional_call(net.net, dict(own), (x,)), y, reduction="none")
+        buffers = {name: value.clone() for name, value in net.net.named_buffers()}  # BatchNorm writes into them
+        each = F.cross_entropy(functional_call(net.net, {**buffers, **own}, (x,)), y, reduction="none")
         return (each * batch.mask).sum() / count
 
     gradient = grad(loss)

@@ -67,7 +67,8 @@ class Foundation(Around):
         self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
     ) -> Reduced:
         rows, ids = self.rows(x, ctx.ids)
-        found = inner(x[rows], _shares(to_device(w, x.device)[rows]), state, replace(ctx, ids=ids))
+        weights = _shares(to_device(w, x.device)[rows])
+        found = inner(x[rows], weights, state, of_copies(ctx, rows, ids))
         return found._replace(weights=_of_clients(found.weights, rows, len(x)))
 
     def reduce_together(
@@ -79,7 +80,7 @@ class Foundation(Around):
         contexts: Sequence[AggregationContext],
     ) -> list[Reduced]:
         rows, ids = self.rows(x, ids_of(contexts))
-        inside = [replace(ctx, ids=own) for ctx, own in zip(contexts, ids, strict=True)]
+        inside = [of_copies(*each) for each in zip(contexts, rows, ids, strict=True)]
         every = torch.stack([own[its] for own, its in zip(x, rows, strict=True)])
         weights = _shares(to_device(w, x.device).gather(-1, rows))
         found = reduce_each(inner, every, weights, states, inside)
@@ -98,6 +99,11 @@ class Foundation(Around):
         numbers = ids.amax(dim=-1, keepdim=True) + 1 + torch.arange(m)
         rows = torch.cat([everyone, best.expand(*best.shape[:-1], m)], dim=-1)
         return rows, torch.cat([ids, numbers], dim=-1)
+
+
+def of_copies(ctx: AggregationContext, rows: Tensor, ids: Tensor) -> AggregationContext:
+    """The same for these rows of the updates, each with its own client's buffers."""
+    return replace(ctx, ids=ids, probe=None if ctx.probe is None else ctx.probe.only(rows))
 
 
 def scores(x: Tensor) -> Tensor:
