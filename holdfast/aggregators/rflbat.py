@@ -1,4 +1,4 @@
-"""RFLBAT: principal components and clusters of updates; the cluster that is least of one mind is believed
+"""RFLBAT: principal components and clusters of updates; the cluster with the smallest cosines is averaged
 (Wang, Zhai, Zhan, Xia: RFLBAT: A Robust Federated Learning Algorithm against Backdoor Attack, 2022)."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RFLBAT(Aggregator):
     these sums is left out. 2. The coordinates, each spread over 0 to 1, are clustered by k-means; the gap
     statistic (Tibshirani et al. 2001) says how many clusters there are, up to `most`. 3. Of each cluster the
     median of its clients' mean cosines with the others of the cluster is taken, and the cluster of the
-    smallest is believed: backdoored updates resemble one another more than honest ones do. A cluster of one
+    smallest is averaged: backdoored updates resemble one another more than honest ones do. A cluster of one
     counts as 1. 4. Step 1 again within the cluster, with `near`.
 
     Assumes nothing about how many attackers there are, but that honest clients differ: attackers whose

@@ -42,9 +42,9 @@ def vote_bounds(votes: Tensor, alpha: float, bounds: Bounds = "clopper-pearson")
     from scipy.special import betaincinv  # ten megabytes, which only a certificate needs
 
     tail = alpha / (2 * classes)
-    lower = torch.as_tensor(betaincinv(first.clamp(min=1), draws - first + 1, tail))
+    lower = torch.as_tensor(betaincinv(first.clamp(min=1).numpy(), (draws - first + 1).numpy(), tail))
     lower = torch.where(first > 0, lower, 0)
-    upper = torch.as_tensor(betaincinv(second + 1, (draws - second).clamp(min=1), 1 - tail))
+    upper = torch.as_tensor(betaincinv((second + 1).numpy(), (draws - second).clamp(min=1).numpy(), 1 - tail))
     return lower, torch.minimum(torch.where(second < draws, upper, 1), 1 - lower)
 
 

@@ -1,5 +1,5 @@
-"""FoundationFL (Fang et al., NDSS 2025): a rule that is well known, on the updates and copies of the one that
-is farthest from all extremes."""
+"""FoundationFL (Fang et al., NDSS 2025): a known rule, on the updates and copies of the one that is farthest
+from all extremes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PAPER = "Fang et al., Do We Really Need to Design New Byzantine-robust Aggregati
 class Foundation(Around):
     """The rule on the n updates and m copies of one of them: the update that is farthest from the extremes.
 
-    With g_max and g_min the largest and smallest value of each coordinate, an update's score is min(|g_i -
-    g_max|, |g_i - g_min|), and the one of the highest score is copied; of equal ones that of the lowest id.
+    With g_max and g_min the largest and smallest value of each coordinate, an update g scores min(|g -
+    g_max|, |g - g_min|), and the one of the highest score is copied; of equal ones that of the lowest id.
     The paper's rules inside are `trimmed-mean` and `median`; any other that keeps no memory of clients will
     do. A copy weighs what its client weighs, and the rule assumes the same f among n + m vectors; the n
-    clients alone have to meet its condition. Assumes that malicious updates are extreme: one with far values
-    of both signs has the highest score of all, and then the copies are its. Costs a second copy of the
-    updates, by half as large with `copies = 0.5`."""
+    clients alone have to meet its condition. How many copies are made is a setting, of which half of the
+    cohort is a default of ours. Assumes that malicious updates are extreme: one with far values of both
+    signs has the highest score of all, and then the copies are its. Costs a copy of the n + m updates."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what the rule sees": "the updates, and `copies` of the one farthest from the extremes",

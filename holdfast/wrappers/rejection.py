@@ -8,7 +8,7 @@ the rule is applied to the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -27,7 +27,6 @@ from holdfast.wrappers.gas import bearable
 PAPER = (
     "Fang et al., Local Model Poisoning Attacks to Byzantine-Robust Federated Learning, USENIX Security 2020"
 )
-Impacts = Callable[[Assessment], Sequence[Tensor]]
 
 
 class Rejection(Around):

@@ -26,7 +26,7 @@ class WeakDP(Around):
     Gaussian noise of standard deviation `noise`.
 
     Paper (section 4): w + sum of p_k u_k / max(1, |u_k| / M) + N(0, s^2 I), with the noise on the aggregate;
-    with the plain step of the server that is the same. There s = 0.025 and M between 1 and 3 on EMNIST. So
+    with the plain step of the server that is the same. There s = 0.025 on EMNIST. So
     little noise gives no privacy worth the name: [privacy] is for that. Noise follows from the run's seed and
     the round; it is added once, wherever the wrapper stands among others, and not where no update was used.
     Buffers get none."""
