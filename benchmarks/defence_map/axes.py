@@ -1,0 +1,149 @@
+"""The two axes of the map: all registered defences and all registered attacks, with the few settings that
+differ from their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.attacks.base import Attack
+from holdfast.core.registry import Part, parts
+
+Table = Mapping[str, Any]
+
+F = 0.3
+"""The share of attackers that rules assume, and that there are."""
+OTHER_F: Mapping[str, float] = {
+    "bulyan": 0.2,  # it needs n >= 4 f + 3
+    "bucketing": 0.2,  # buckets of two: the rule inside needs n > 4 f
+}
+OF_RULES: Mapping[str, Table] = {}
+OF_WRAPPERS: Mapping[str, Table] = {}
+OF_DETECTORS: Mapping[str, Table] = {
+    "norm": {"threshold": 2.0, "unit": "median"},  # the 10 of FedCAP belongs to its network
+}
+OF_ATTACKS: Mapping[str, Table] = {}
+INSIDE: Mapping[str, str] = {"clip": "mean"}
+"""The rule inside a wrapper. Clipping or noise is a defence of the mean; a wrapper that mixes updates before
+a robust rule has the median inside, which is the default."""
+ON_KIND: Mapping[str, Mapping[str, Table]] = {}
+"""Settings of attacks by the kind of samples: images or windows."""
+GROUPS = ("none", "own", "others", "defence", "data", "backdoor")
+"""Groups of attacks, in the order of the tables."""
+
+
+@dataclass(frozen=True)
+class Defence:
+    """One row of the map: what it changes in a config."""
+
+    name: str
+    kind: str
+    """rule, wrapper or detector"""
+    part: str
+    """The name of the registered part."""
+    table: Table
+    paper: str = ""
+
+    def laid_over(self, config: Table) -> dict[str, Any]:
+        return {**config, **self.table}
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One column of the map."""
+
+    name: str
+    group: str
+    knows: str = ""
+    paper: str = ""
+    table: Table = field(default_factory=dict)
+
+    def laid_over(self, config: Table, kind: str) -> dict[str, Any]:
+        """The config under this attack, on samples of this kind."""
+        if self.name == "none":
+            return dict(config)
+        own = ON_KIND.get(kind, {}).get(self.name, {})
+        return {**config, "attack": {"name": self.name, "fraction": F, **self.table, **own}}
+
+
+def defences() -> list[Defence]:
+    """All of them: rules, wrappers with a rule inside, detectors beside the mean."""
+    rules = [
+        Defence(
+            name,
+            "rule",
+            name,
+            {"aggregator": {"name": name, "f": OTHER_F.get(name, F), **OF_RULES.get(name, {})}},
+            of.paper,
+        )
+        for name, of in _built_in("aggregator").items()
+    ]
+    wrappers = [_wrapped(name, of) for name, of in _built_in("wrapper").items()]
+    detectors = [
+        Defence(
+            f"{name} + mean",
+            "detector",
+            name,
+            {"aggregator": {"name": "mean"}, "detectors": [{"name": name, **OF_DETECTORS.get(name, {})}]},
+            of.paper,
+        )
+        for name, of in _built_in("detector").items()
+    ]
+    plain = [rule for rule in rules if rule.name == "mean"]
+    return [*plain, *(rule for rule in rules if rule.name != "mean"), *wrappers, *detectors]
+
+
+def _wrapped(name: str, of: type[Part]) -> Defence:
+    inside = INSIDE.get(name, "median")
+    around = {"name": name, **OF_WRAPPERS.get(name, {})}
+    return Defence(
+        f"{name}({inside})",
+        "wrapper",
+        name,
+        {"aggregator": {"name": inside, "f": OTHER_F.get(name, F), "wrap": [around]}},
+        of.paper,
+    )
+
+
+def attacks() -> list[Attacked]:
+    """None, then all of them in the order of their groups."""
+    found = [
+        Attacked(name, group_of(of), knows_of(of, name), of.paper, OF_ATTACKS.get(name, {}))
+        for name, of in _built_in("attack").items()
+        if issubclass(of, Attack)
+    ]
+    return sorted([Attacked("none", "none"), *found], key=lambda one: (GROUPS.index(one.group), one.name))
+
+
+def group_of(attack: type[Attack]) -> str:
+    """backdoor: has a trigger. data: changes training data alone. Otherwise the attack changes what is sent,
+    and the group says what it knows: its own training, other clients' updates, or the defence."""
+    if attack.trigger is not Attack.trigger:
+        return "backdoor"
+    if not attack.kinds:
+        return "data"
+    knows = knows_of(attack, attack.name)
+    return {"own": "own", "defence": "defence"}.get(knows, "others")
+
+
+def knows_of(attack: type[Attack], name: str) -> str:
+    """What an attack of the map knows: as set here, or by default."""
+    return str(OF_ATTACKS.get(name, {}).get("knows", attack.model_fields["knows"].default))
+
+
+def chosen(names: Sequence[str] | None, known: Sequence[Any], what: str) -> list[Any]:
+    """Those that are named, by the name of the row or of the part; all of them where none is named."""
+    if not names:
+        return list(known)
+    by_name = {one.name: one for one in known} | {
+        part: one for one in known if (part := getattr(one, "part", None))
+    }
+    for name in names:
+        if name not in by_name:
+            raise SystemExit(f"there is no {what} {name!r}; there are {', '.join(one.name for one in known)}")
+    return [one for one in known if any(by_name[name] is one for name in names)]
+
+
+def _built_in(kind: str) -> dict[str, type[Part]]:
+    return {name: of for name, of in parts(kind).items() if of.__module__.startswith("holdfast.")}
