@@ -1,9 +1,9 @@
-"""The map of defences: every rule, wrapper and detector against every attack, on real data, with three seeds.
+"""The map of defences: every rule, wrapper and detector against every attack, on real data, three seeds.
 
-    python -m benchmarks.defences --scale small --out runs/map        # two datasets; about an hour on two cores
-    python -m benchmarks.defences --scale full --out runs/map-full    # three datasets; for a GPU
-    python -m benchmarks.defences --scale try --out runs/map-try      # digits, two rounds; about a minute
-    python -m benchmarks.defences --page                              # writes docs/defences.md from the record
+    python -m benchmarks.defences --scale small --out runs/map       # two datasets; an hour on two cores
+    python -m benchmarks.defences --scale full --out runs/map-full   # three datasets; for a GPU
+    python -m benchmarks.defences --scale try --out runs/map-try     # digits, two rounds; about a minute
+    python -m benchmarks.defences --page                             # writes docs/defences.md from the record
 
 The first two need the files of their datasets (docs/data.md). The same command with the same --out continues
 after an interruption, and measures only what is missing: after a new part was added, its cells alone.

@@ -1,4 +1,4 @@
-"""The map of defences: every rule, wrapper and detector against every attack (`python -m benchmarks.defences`).
+"""The map of defences: every defence against every attack (`python -m benchmarks.defences`).
 
 axes.py      which defences and attacks there are, with the settings that a map needs
 scales.py    datasets, clients, rounds and networks of a scale; the cells of a map

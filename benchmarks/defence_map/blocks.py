@@ -4,8 +4,9 @@ sweep, which trains as one stack, or one for each seed where the attack changes 
     OUT/fashion-mnist/lie.json           what was measured, a row for each cell
     OUT/fashion-mnist/lie-3f9a2c1b77e0/  the sweep while it runs; removed when it is measured
 
-A block continues where it was stopped. Cells that are measured already are not run again, so a new part or a
-new setting costs only its own cells. A cell that cannot be built, or that fails, has a row with the reason."""
+A block continues where it was stopped. Cells that are measured already are not run again, so a new part or
+a new setting costs only its own cells. A cell that cannot be built, or that fails, has a row with the
+reason."""
 
 from __future__ import annotations
 

@@ -159,8 +159,8 @@ def summary(record: Record, data: str) -> str:
 
 
 def accuracy(record: Record, data: str, attacks: Sequence[str]) -> str:
-    """Accuracy of defences (down) under attacks (across), in per cent; with ASR after a stroke where an attack
-    has a trigger."""
+    """Accuracy of defences (down) under attacks (across), in per cent; with ASR after a stroke where an
+    attack has a trigger."""
     rows = []
     for defence in record.defences:
         base = record.at(data, defence, facts.NONE).mean
