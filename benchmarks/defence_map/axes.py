@@ -24,9 +24,9 @@ OF_DETECTORS: Mapping[str, Table] = {
     "norm": {"threshold": 2.0, "unit": "median"},  # the 10 of FedCAP belongs to its network
 }
 OF_ATTACKS: Mapping[str, Table] = {}
-INSIDE: Mapping[str, str] = {"clip": "mean"}
-"""The rule inside a wrapper. Clipping or noise is a defence of the mean; a wrapper that mixes updates before
-a robust rule has the median inside, which is the default."""
+INSIDE: Mapping[str, str] = dict.fromkeys(("clip", "weak-dp", "crfl", "lfr", "err"), "mean")
+"""The rule inside a wrapper. One that shortens, adds noise or rejects is a defence of the mean; one that
+prepares updates for a robust rule has the median inside, which is the default."""
 ON_KIND: Mapping[str, Mapping[str, Table]] = {}
 """Settings of attacks by the kind of samples: images or windows."""
 GROUPS = ("none", "own", "others", "defence", "data", "backdoor")
@@ -119,7 +119,8 @@ def attacks() -> list[Attacked]:
 def group_of(attack: type[Attack]) -> str:
     """backdoor: has a trigger. data: changes training data alone. Otherwise the attack changes what is sent,
     and the group says what it knows: its own training, other clients' updates, or the defence."""
-    if attack.trigger is not Attack.trigger:
+    hooks = ("planted", "moving", "trigger")
+    if any(getattr(attack, name, None) is not getattr(Attack, name, None) for name in hooks):
         return "backdoor"
     if not attack.kinds:
         return "data"
