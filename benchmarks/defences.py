@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.page:
         page.write(record.read())
         return
-    scale, rows, columns = SCALES[asked.scale], _defences(asked.defences), _attacks(asked.attacks)
+    scale = SCALES[asked.scale]
+    rows = chosen(asked.defences and ["mean", *asked.defences], defences(scale.parts), "defence")
+    columns = chosen(asked.attacks and ["none", *asked.attacks], attacks(scale.parts), "attack")
     names = _data(scale, asked.data)
     blocks = [
         Block(data, attack.name, cells(scale, data, attack, rows, asked.device))
@@ -100,14 +102,6 @@ def _command(asked: argparse.Namespace) -> str:
     for name in ("data", "defences", "attacks"):
         said += [f"--{name}", *given] if (given := getattr(asked, name)) else []
     return shlex.join(said + (["--device", asked.device] if asked.device else []))
-
-
-def _defences(names: Sequence[str] | None) -> list[Defence]:
-    return chosen(["mean", *names] if names else None, defences(), "defence")
-
-
-def _attacks(names: Sequence[str] | None) -> list[Attacked]:
-    return chosen(["none", *names] if names else None, attacks(), "attack")
 
 
 def _data(scale: Scale, names: Sequence[str] | None) -> list[str]:

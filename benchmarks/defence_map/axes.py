@@ -3,7 +3,7 @@ differ from their defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,17 +18,14 @@ OTHER_F: Mapping[str, float] = {
     "bulyan": 0.2,  # it needs n >= 4 f + 3
     "bucketing": 0.2,  # buckets of two: the rule inside needs n > 4 f
 }
-OF_RULES: Mapping[str, Table] = {}
-OF_WRAPPERS: Mapping[str, Table] = {}
-OF_DETECTORS: Mapping[str, Table] = {
-    "norm": {"threshold": 2.0, "unit": "median"},  # the 10 of FedCAP belongs to its network
+Settings = Mapping[str, Mapping[str, Table]]
+SETTINGS: Settings = {
+    "detector": {"norm": {"threshold": 2.0, "unit": "median"}},  # FedCAP's 10 belongs to its network
 }
-OF_ATTACKS: Mapping[str, Table] = {}
+"""Settings that differ from the defaults, by kind and name of the part. A scale may add to them."""
 INSIDE: Mapping[str, str] = dict.fromkeys(("clip", "weak-dp", "crfl", "lfr", "err"), "mean")
 """The rule inside a wrapper. One that shortens, adds noise or rejects is a defence of the mean; one that
 prepares updates for a robust rule has the median inside, which is the default."""
-ON_KIND: Mapping[str, Mapping[str, Table]] = {}
-"""Settings of attacks by the kind of samples: images or windows."""
 GROUPS = ("none", "own", "others", "defence", "data", "backdoor")
 """Groups of attacks, in the order of the tables."""
 
@@ -59,33 +56,27 @@ class Attacked:
     paper: str = ""
     table: Table = field(default_factory=dict)
 
-    def laid_over(self, config: Table, kind: str) -> dict[str, Any]:
-        """The config under this attack, on samples of this kind."""
+    def laid_over(self, config: Table) -> dict[str, Any]:
         if self.name == "none":
             return dict(config)
-        own = ON_KIND.get(kind, {}).get(self.name, {})
-        return {**config, "attack": {"name": self.name, "fraction": F, **self.table, **own}}
+        return {**config, "attack": {"name": self.name, "fraction": F, **self.table}}
 
 
-def defences() -> list[Defence]:
-    """All of them: rules, wrappers with a rule inside, detectors beside the mean."""
+def defences(more: Settings | None = None) -> list[Defence]:
+    """All of them: rules, wrappers with a rule inside, detectors beside the mean. `more`: further
+    settings."""
+    own = _settings(more)
     rules = [
-        Defence(
-            name,
-            "rule",
-            name,
-            {"aggregator": {"name": name, "f": OTHER_F.get(name, F), **OF_RULES.get(name, {})}},
-            of.paper,
-        )
+        Defence(name, "rule", name, {"aggregator": _rule(name, name, own)}, of.paper)
         for name, of in _built_in("aggregator").items()
     ]
-    wrappers = [_wrapped(name, of) for name, of in _built_in("wrapper").items()]
+    wrappers = [_wrapped(name, of, own) for name, of in _built_in("wrapper").items()]
     detectors = [
         Defence(
             f"{name} + mean",
             "detector",
             name,
-            {"aggregator": {"name": "mean"}, "detectors": [{"name": name, **OF_DETECTORS.get(name, {})}]},
+            {"aggregator": {"name": "mean"}, "detectors": [{"name": name, **own("detector", name)}]},
             of.paper,
         )
         for name, of in _built_in("detector").items()
@@ -94,26 +85,32 @@ def defences() -> list[Defence]:
     return [*plain, *(rule for rule in rules if rule.name != "mean"), *wrappers, *detectors]
 
 
-def _wrapped(name: str, of: type[Part]) -> Defence:
+def _rule(name: str, of: str, own: Callable[[str, str], Table]) -> dict[str, Any]:
+    return {"name": name, "f": OTHER_F.get(of, F), **own("aggregator", name)}
+
+
+def _wrapped(name: str, of: type[Part], own: Callable[[str, str], Table]) -> Defence:
     inside = INSIDE.get(name, "median")
-    around = {"name": name, **OF_WRAPPERS.get(name, {})}
-    return Defence(
-        f"{name}({inside})",
-        "wrapper",
-        name,
-        {"aggregator": {"name": inside, "f": OTHER_F.get(name, F), "wrap": [around]}},
-        of.paper,
-    )
+    rule = {**_rule(inside, name, own), "wrap": [{"name": name, **own("wrapper", name)}]}
+    return Defence(f"{name}({inside})", "wrapper", name, {"aggregator": rule}, of.paper)
 
 
-def attacks() -> list[Attacked]:
+def attacks(more: Settings | None = None) -> list[Attacked]:
     """None, then all of them in the order of their groups."""
+    own = _settings(more)
     found = [
-        Attacked(name, group_of(of), knows_of(of, name), of.paper, OF_ATTACKS.get(name, {}))
+        Attacked(name, group_of(of), str(of.model_fields["knows"].default), of.paper, own("attack", name))
         for name, of in _built_in("attack").items()
         if issubclass(of, Attack)
     ]
     return sorted([Attacked("none", "none"), *found], key=lambda one: (GROUPS.index(one.group), one.name))
+
+
+def _settings(more: Settings | None) -> Callable[[str, str], Table]:
+    def of(kind: str, name: str) -> Table:
+        return {**SETTINGS.get(kind, {}).get(name, {}), **(more or {}).get(kind, {}).get(name, {})}
+
+    return of
 
 
 def group_of(attack: type[Attack]) -> str:
@@ -124,22 +121,15 @@ def group_of(attack: type[Attack]) -> str:
         return "backdoor"
     if not attack.kinds:
         return "data"
-    knows = knows_of(attack, attack.name)
-    return {"own": "own", "defence": "defence"}.get(knows, "others")
-
-
-def knows_of(attack: type[Attack], name: str) -> str:
-    """What an attack of the map knows: as set here, or by default."""
-    return str(OF_ATTACKS.get(name, {}).get("knows", attack.model_fields["knows"].default))
+    return {"own": "own", "defence": "defence"}.get(str(attack.model_fields["knows"].default), "others")
 
 
 def chosen(names: Sequence[str] | None, known: Sequence[Any], what: str) -> list[Any]:
     """Those that are named, by the name of the row or of the part; all of them where none is named."""
     if not names:
         return list(known)
-    by_name = {one.name: one for one in known} | {
-        part: one for one in known if (part := getattr(one, "part", None))
-    }
+    by_part = {part: one for one in known if (part := getattr(one, "part", None))}
+    by_name = by_part | {one.name: one for one in known}  # `flame` is a rule and a detector
     for name in names:
         if name not in by_name:
             raise SystemExit(f"there is no {what} {name!r}; there are {', '.join(one.name for one in known)}")

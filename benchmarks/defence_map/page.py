@@ -81,12 +81,27 @@ def setting(record: Record) -> str:
         ("training", _settings(head["train"])),
         ("seeds", f"{', '.join(map(str, head['seeds']))}: data, attackers, model, batches"),
         ("server's own data", f"{head['root']} samples, for the parts that need them"),
+        ("settings that are not the defaults", _changed(record)),
         *((data, _about(about, record, data)) for data, about in head["data"].items()),
     ]
     spread = facts.seed_spread(record)
     if spread is not None:
         rows.append(("spread", f"the seeds of half of all cells lie within {spread:.1f} points"))
     return _table(("", ""), rows, "---")
+
+
+def _changed(record: Record) -> str:
+    """Settings of parts, but for f, and what stands inside and beside."""
+    found: dict[str, object] = {}
+    for about in record.defences.values():
+        rule = about.get("aggregator", {})
+        for table in (rule, *rule.get("wrap", ()), *about.get("detectors", ())):
+            own = {name: value for name, value in table.items() if name not in ("name", "f", "wrap")}
+            found |= {str(table["name"]): own} if own else {}
+    for name, about in record.attacks.items():
+        own = {key: value for key, value in about.items() if key not in ("group", "knows", "paper")}
+        found |= {name: own} if own else {}
+    return _settings(found) if found else "none"
 
 
 def _about(about: Mapping[str, object], record: Record, data: str) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.defence_map.axes import Attacked, Defence, Table
+from benchmarks.defence_map.axes import Attacked, Defence, Settings, Table
 
 ROOT = 100
 """Samples that the server holds, for the parts that need them; all others leave them alone."""
-KINDS = {"digits": "images", "fashion-mnist": "images", "cifar10": "images", "uci-har": "windows"}
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,18 @@ class Scale:
     seeds: int
     device: str = "cpu"
     plan: str = "vmap"
+    parts: Settings = field(default_factory=dict)
+    """Settings of parts, by kind and name: those that would take most of the time with their defaults."""
 
 
+_LIGHT: Settings = {
+    "aggregator": {"deepsight": {"samples": 256, "seeds": 1}},  # its inputs: 20,000, three times
+    "detector": {"deepsight": {"samples": 256, "seeds": 1}},
+    "attack": {
+        "bad-pfl": {"steps": 4, "width": 4},  # its generator: 30 batches in a round, 16 channels
+        "iba": {"trigger_epochs": 1},
+    },
+}
 _SKEWED = {"name": "dirichlet", "beta": 0.5}
 SCALES: Mapping[str, Scale] = {
     "try": Scale(
@@ -38,6 +47,7 @@ SCALES: Mapping[str, Scale] = {
         },
         train={"rounds": 2, "local_epochs": 1, "batch_size": 16, "lr": 0.1},
         seeds=1,
+        parts=_LIGHT,
     ),
     "small": Scale(
         data={
@@ -53,6 +63,7 @@ SCALES: Mapping[str, Scale] = {
         },
         train={"rounds": 15, "local_epochs": 1, "batch_size": 20, "lr": 0.1},
         seeds=3,
+        parts=_LIGHT,
     ),
     "full": Scale(
         data={
@@ -124,4 +135,4 @@ def _table(
         "evaluate": {"every": scale.train["rounds"]},
         "engine": engine,
     }
-    return attack.laid_over(defence.laid_over(config), KINDS[data])
+    return attack.laid_over(defence.laid_over(config))

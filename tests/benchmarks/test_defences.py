@@ -47,7 +47,7 @@ SMALL = of(
 
 
 def test_every_part_is_on_an_axis_and_every_cell_is_a_sound_config() -> None:
-    rows, columns = axes.defences(), axes.attacks()
+    rows, columns = axes.defences(SCALES["small"].parts), axes.attacks(SCALES["small"].parts)
     assert {one.part for one in rows if one.kind == "rule"} == set(built_in("aggregator"))
     assert {one.part for one in rows if one.kind == "wrapper"} == set(built_in("wrapper"))
     assert {one.part for one in rows if one.kind == "detector"} == set(built_in("detector"))
@@ -219,7 +219,7 @@ def test_a_map_in_small(
 ) -> None:
     """A cell that cannot be built is noted and the others go on; the second call has nothing left to do; a
     new defence costs its own cells."""
-    monkeypatch.setattr(axes, "OF_ATTACKS", {"backdoor": {"size": 50}})
+    monkeypatch.setattr(axes, "SETTINGS", {"attack": {"backdoor": {"size": 50}}})
     call = [
         "--scale",
         "try",
