@@ -1,14 +1,15 @@
 """The map of defences: every rule, wrapper and detector against every attack, on real data, three seeds.
 
-    python -m benchmarks.defences --scale small --out runs/map       # two datasets; an hour on two cores
-    python -m benchmarks.defences --scale full --out runs/map-full   # three datasets; for a GPU
-    python -m benchmarks.defences --scale try --out runs/map-try     # digits, two rounds; about a minute
-    python -m benchmarks.defences --page                             # writes docs/defences.md from the record
+    python -m benchmarks.defences --scale small --out runs/map --docs   # two datasets, an hour on two cores;
+                                                                        # writes docs/defences.md
+    python -m benchmarks.defences --scale full --out runs/map-full      # three datasets; for a GPU
+    python -m benchmarks.defences --scale try --out runs/map-try        # digits, two rounds; about a minute
+    python -m benchmarks.defences --docs                                # the page again, from the record
 
 The first two need the files of their datasets (docs/data.md). The same command with the same --out continues
 after an interruption, and measures only what is missing: after a new part was added, its cells alone.
-`--again NAME` measures a defence or an attack again, `--retry` what failed. At the end the record is written
-to benchmarks/records (`--scale try`: into --out), and the page from the record."""
+`--again NAME` measures a defence or an attack again, `--retry` what failed. At the end record and page are
+written into --out; with --docs to benchmarks/records and docs/."""
 
 from __future__ import annotations
 
@@ -47,13 +48,17 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--retry", action="store_true", help="measure again what failed or did not apply")
     parser.add_argument("--keep", action="store_true", help="keep the folders of the sweeps")
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
-    parser.add_argument("--page", action="store_true", help="only write the page from the record")
+    parser.add_argument(
+        "--docs",
+        action="store_true",
+        help="write to benchmarks/records and docs/; without --out: only docs/, from the record",
+    )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     asked = options().parse_args(arguments)
-    if asked.page:
+    if asked.docs and asked.out is None:
         page.write(record.read())
         return
     scale = SCALES[asked.scale]
@@ -88,17 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     head["data"] = {data: about for data, about in head["data"].items() if data in names}
     found = record.Record(head, _cells(blocks, asked.out))
-    if asked.scale == "try":
+    if asked.docs:
+        record.write(found)
+        page.write(record.read())
+    else:
         record.write(found, asked.out)
         page.write(record.read(asked.out), asked.out / "defences.md", asked.out / "img")
-        return
-    record.write(found)
-    page.write(record.read())
 
 
 def _command(asked: argparse.Namespace) -> str:
     """The command that makes the same record, into any folder."""
-    said = ["python", "-m", "benchmarks.defences", "--scale", asked.scale, "--out", "runs/map"]
+    said = ["python", "-m", "benchmarks.defences", "--scale", asked.scale, "--out", "runs/map", "--docs"]
     for name in ("data", "defences", "attacks"):
         said += [f"--{name}", *given] if (given := getattr(asked, name)) else []
     return shlex.join(said + (["--device", asked.device] if asked.device else []))

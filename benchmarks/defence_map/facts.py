@@ -69,8 +69,14 @@ def under(record: Record, *groups: str) -> list[str]:
 
 
 def seed_spread(record: Record) -> float | None:
-    """Half of all cells have seeds that lie no farther apart than this, in points."""
-    spans = [max(one.accuracy) - min(one.accuracy) for one in record.cells.values() if len(one.accuracy) > 1]
+    """In half of all cells the seeds differ by no more than this, in points, in what the attack costs the
+    defence."""
+    spans = []
+    for (data, defence, attack), found in record.cells.items():
+        base = record.at(data, defence, NONE).accuracy
+        if attack != NONE and len(base) == len(found.accuracy) > 1:
+            lost = [before - after for before, after in zip(base, found.accuracy, strict=True)]
+            spans.append(max(lost) - min(lost))
     return statistics.median(spans) if spans else None
 
 

@@ -7,6 +7,12 @@ import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
+
+from benchmarks.defence_map.axes import F
+from holdfast.attacks.adversary import Adversary
+from holdfast.core.keys import Key
+from holdfast.core.registry import build
 from holdfast.results.run import Run
 from holdfast.storage.status import RunStatus
 
@@ -57,7 +63,7 @@ def measured(status: RunStatus) -> dict[str, Any]:
         return {"note": f"failed in round {status.round}: {status.reason or status.status}"}
     final, run = status.result["final"], Run(status.path)
     found = {
-        "accuracy": _of_share(final["accuracy"]),
+        "accuracy": _of_share(final["accuracy"] if run.malicious() else of_spared(run)),
         "asr": _of_share(final.get("attack/asr")),
         **_left_out(run),
         "auc": final.get("detection/auc/weights"),
@@ -67,6 +73,17 @@ def measured(status: RunStatus) -> dict[str, Any]:
     if status.status == "diverged":
         found["note"] = f"diverged in round {status.round}"
     return found
+
+
+def of_spared(run: Run) -> float:
+    """Without an attack: the accuracy of the clients that are benign in the runs with one, so that the same
+    clients are compared."""
+    clients = run.clients()
+    members = torch.tensor(clients["client"].tolist(), dtype=torch.int64)
+    anyone = build("attack", {"name": "sign-flip", "fraction": F})
+    drawn = Adversary(anyone, members, Key(run.manifest["config"]["seed"]).fold("attack")).malicious
+    spared = clients[~clients["client"].isin(drawn.tolist()) & (clients["samples"] > 0)]
+    return float(spared["accuracy/global"].mean())
 
 
 def _of_share(value: float | None) -> float | None:

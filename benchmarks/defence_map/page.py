@@ -86,7 +86,8 @@ def setting(record: Record) -> str:
     ]
     spread = facts.seed_spread(record)
     if spread is not None:
-        rows.append(("spread", f"the seeds of half of all cells lie within {spread:.1f} points"))
+        text = f"in half of all cells the seeds differ by at most {spread:.1f} points in what an attack costs"
+        rows.append(("seeds apart", text))
     return _table(("", ""), rows, "---")
 
 

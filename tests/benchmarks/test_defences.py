@@ -4,7 +4,7 @@ record."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import pytest
 
 from benchmarks import defences
 from benchmarks.defence_map import axes, claims, facts, page, record
-from benchmarks.defence_map.measured import decisions
+from benchmarks.defence_map.measured import decisions, of_spared
 from benchmarks.defence_map.record import Found, Record
 from benchmarks.defence_map.scales import SCALES, cells
 from holdfast.experiment.config import make_config
+from holdfast.results.run import Run
 from tests.helpers import built_in
 
 MEAN, LIE = Found((80.0, 82.0)), Found((70.0, 74.0), dacc=70.0, fpr=10.0, fnr=80.0)
@@ -77,6 +78,17 @@ def test_decisions_count_every_client_in_every_round() -> None:
     assert honest.rates() == {"dacc": None, "fpr": 25.0, "fnr": None}
 
 
+def test_without_attack_the_clients_count_that_are_benign_under_attack(simulate: Callable[..., Run]) -> None:
+    honest, attacked = (
+        simulate(method="fedavg", seed=3, data={"clients": 7}, train={"rounds": 1}, attack=attack)
+        for attack in (None, {"name": "lie", "fraction": axes.F})
+    )
+    clients, bad = honest.clients(), attacked.malicious()
+    benign = clients[~clients["client"].isin(bad)]
+    assert len(bad) == 2 and of_spared(honest) == benign["accuracy/global"].mean()
+    assert benign["accuracy/global"].mean() != clients["accuracy/global"].mean()
+
+
 def test_what_a_defence_keeps_and_what_it_falls_to() -> None:
     mean, median = facts.outcome(SMALL, "d", "mean"), facts.outcome(SMALL, "d", "median")
     assert (mean.base, mean.keeps, mean.loses, mean.falls) == (81.0, ("badnets",), ("lie", "ipm"), ())
@@ -87,6 +99,12 @@ def test_what_a_defence_keeps_and_what_it_falls_to() -> None:
 def test_half_of_its_accuracy_is_not_yet_below_half() -> None:
     assert not facts.falls(81.0, 40.5) and facts.falls(81.0, 40.4)
     assert facts.keeps(81.0, 76.0) and not facts.keeps(81.0, 75.9)
+
+
+def test_the_spread_of_seeds_is_that_of_what_attacks_cost() -> None:
+    """mean loses 10 and 8 under lie, 40 and 41 under ipm, 1 and 3 under badnets; median 3 and 7, 29 and 33,
+    -2 and 2."""
+    assert facts.seed_spread(SMALL) == 3.0
 
 
 def test_what_an_attack_does_in_words() -> None:
@@ -210,7 +228,7 @@ def test_seeds_become_one_line() -> None:
 def test_the_page_belongs_to_the_record() -> None:
     text = page.PAGE.read_text()
     assert page.updated(text, page.sections(record.read())) == text, (
-        "run python -m benchmarks.defences --page"
+        "run python -m benchmarks.defences --docs"
     )
 
 
@@ -236,12 +254,14 @@ def test_a_map_in_small(
     assert "9 cells in 3 blocks" in said
     found = record.read(tmp_path)
     assert found.head["scale"] == "try" and list(found.defences) == ["mean", "krum", "norm + mean"]
-    assert found.at("digits", "mean", "sign-flip").accuracy and found.at("digits", "krum", "none").fpr == 87.5
+    held, lost = (found.at("digits", "mean", attack) for attack in ("none", "sign-flip"))
+    assert held.accuracy and lost.accuracy and lost.dacc == 75.0 and lost.fnr == 100.0
+    assert found.at("digits", "krum", "none").fpr == 87.5
     assert "does not fit" in found.at("digits", "mean", "backdoor").note
     assert not list(tmp_path.glob("digits/*/")), "the folders of sweeps are removed"
     text = (tmp_path / "defences.md").read_text()
     assert "| `krum` |" in text and "a patch of 50 pixels does not fit" in text
-    assert (tmp_path / "img" / "defences-digits.png").stat().st_size > 10_000
+    assert (tmp_path / "img" / "defences-digits.png").stat().st_size > 1_000
     before = json.loads((tmp_path / "digits" / "sign-flip.json").read_text())
     defences.main([*call, "--defences", "krum", "norm", "median"])
     assert "3 cells in 3 blocks" in capsys.readouterr().out
