@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from torch import Tensor, nn
 
 from holdfast.core.keys import Key
@@ -213,7 +214,7 @@ def train(
     return fit(network, model, samples, data, client_keys(len(data.count), seed), recipe, plan, **options)
 
 
-OFTEN = ("fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas", "c-pfl", "fedcom")
+OFTEN = ("fedavg", "ditto", "fedcap", "fedas", "c-pfl", "fedcom")
 
 
 def methods_in_turn() -> list[Any]:
@@ -222,6 +223,17 @@ def methods_in_turn() -> list[Any]:
     return [
         name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in built_in("method")
     ]
+
+
+def some_now(cases: Iterable[Any], every: int = 2) -> list[Any]:
+    """Cases for checks that run over all parts, of which there are hundreds: each so many-th of them in every
+    run of the tests, the others with the slow ones."""
+    out = []
+    for place, case in enumerate(cases):
+        if not isinstance(case, ParameterSet):
+            case = pytest.param(*case) if isinstance(case, tuple) else pytest.param(case)
+        out.append(case if place % every == 0 else case._replace(marks=[*case.marks, pytest.mark.slow]))
+    return out
 
 
 def built_in(kind: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin
 
+import pytest
 import torch
 
 from holdfast.attacks import Adversary, Attack
@@ -62,6 +63,7 @@ def variants(name: str) -> list[dict[str, Any]]:
 
 CASES = [case for name in built_in("attack") for case in variants(name)]
 IDS = ["-".join(str(choice) for choice in case.values() if choice is not True) for case in CASES]
+NAMED = [pytest.param(case, id=name) for case, name in zip(CASES, IDS, strict=True)]
 
 
 def schema(d: int) -> Schema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +14,15 @@ from holdfast.core.registry import build
 from holdfast.core.types import State
 from tests.checks.aggregator_cases import EVERY_WAY, experiments
 from tests.checks.test_aggregators_together import ROUNDED, same
-from tests.helpers import built_in
+from tests.helpers import built_in, some_now
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
 
 READS_SETS = {"fedcpa"}
 """Rules of which the host reads more, the more parameters there are: FedCPA compares critical sets, a
 hundredth of the parameters of each client, in NumPy."""
 N = 7
-every_way = pytest.mark.parametrize("settings", EVERY_WAY)
-every_wrapper = pytest.mark.parametrize("wrapper", built_in("wrapper"))
+INSIDE = ["mean", "median", "multi-krum", "fltrust", "norm-bound"]
+every_way = pytest.mark.parametrize("settings", some_now(EVERY_WAY))
 
 
 @every_way
@@ -29,8 +30,12 @@ def test_a_rule_on_a_device(settings: dict[str, Any]) -> None:
     check(build("aggregator", {"f": 1, **settings}))
 
 
-@every_wrapper
-@pytest.mark.parametrize("inner", ["mean", "median", "multi-krum", "fltrust", "norm-bound"])
+@pytest.mark.parametrize(
+    ("wrapper", "inner"),
+    some_now(
+        itertools.product(built_in("wrapper"), ["mean", "median", "multi-krum", "fltrust", "norm-bound"])
+    ),
+)
 def test_a_wrapped_rule_on_a_device(wrapper: str, inner: str) -> None:
     check(build("wrapper", wrapper)(build("aggregator", {"name": inner, "f": 1})))
 

@@ -13,7 +13,8 @@ from holdfast.aggregators import geometry
 from holdfast.aggregators.base import Aggregator, Reduced
 from holdfast.core.registry import build
 from tests.checks.aggregator_cases import EVERY_WAY, experiments
-from tests.checks.test_wrappers import ASKS, every_pair
+from tests.checks.test_wrappers import ASKS, PAIRS
+from tests.helpers import some_now
 
 ONE_BY_ONE = {"fedcpa", "deepsight"}
 """Rules that do not reduce several experiments together: FedCPA's score compares sets of a hundredth of the
@@ -54,7 +55,7 @@ def _several_blocks_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geometry, "BLOCK", 500)
 
 
-@pytest.mark.parametrize("settings", EVERY_WAY)
+@pytest.mark.parametrize("settings", some_now(EVERY_WAY))
 def test_together_as_one_by_one(settings: dict[str, Any]) -> None:
     rule: Aggregator = build("aggregator", {"f": 1, **settings})
     for n in (1, 2, 7, 12):
@@ -106,7 +107,7 @@ def wrapped(wrappers: Sequence[str | dict[str, Any]], inner: str) -> Aggregator:
     return rule
 
 
-@every_pair
+@pytest.mark.parametrize(("wrapper", "rule"), some_now(PAIRS, every=5))
 def test_every_wrapper_around_every_rule_together_as_one_by_one(wrapper: str, rule: str) -> None:
     for n in (1, 2, 7):
         check(wrapped([wrapper], rule), n, must=wrapper not in ASKS, tolerances=MIXED)

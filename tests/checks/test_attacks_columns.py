@@ -19,8 +19,8 @@ from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import Schema, Uplink
-from tests.checks.attack_cases import CASES, CLIENTS, IDS, World, adversary
-from tests.helpers import built_in
+from tests.checks.attack_cases import CLIENTS, NAMED, World, adversary
+from tests.helpers import built_in, some_now
 from tests.thread_ranks import ThreadRanks, on_ranks
 
 COUNTS = (1, 2, 3)
@@ -85,7 +85,7 @@ def assert_ranks_change_nothing(settings: dict[str, Any], exact: bool = True, **
         assert_equal(ups, expected, 0.0 if exact else 1e-10 if dtype == torch.float64 else 1e-3)
 
 
-@pytest.mark.parametrize("settings", CASES, ids=IDS)
+@pytest.mark.parametrize("settings", some_now(NAMED))
 def test_ranks_change_nothing(settings: dict[str, Any]) -> None:
     attack = build("attack", settings)
     assert attack.reads in READS and attack.reads != "rows"
@@ -114,7 +114,7 @@ def test_lies_about_updates(more: dict[str, Any]) -> None:
     assert_ranks_change_nothing({"name": "lie"}, **more)
 
 
-@pytest.mark.parametrize("name", built_in("attack"))
+@pytest.mark.parametrize("name", some_now(built_in("attack")))
 def test_all_clients_attack(name: str) -> None:
     assert_ranks_change_nothing({"name": name, "fraction": 1.0})
 

@@ -16,11 +16,11 @@ from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.together import in_lockstep
 from holdfast.core.types import Schema, Uplink
-from tests.checks.attack_cases import CASES, CLIENTS, EXPERIMENTS, IDS, World
-from tests.helpers import built_in
+from tests.checks.attack_cases import CASES, CLIENTS, EXPERIMENTS, IDS, NAMED, World
+from tests.helpers import built_in, some_now
 from tests.pretended_gpu import pretended_gpu
 
-of_every_variant = pytest.mark.parametrize("settings", CASES, ids=IDS)
+of_every_variant = pytest.mark.parametrize("settings", some_now(NAMED))
 DEFAULTS = [place for place, case in enumerate(CASES) if set(case) == {"name", "knows", "features"}]
 of_every_default = pytest.mark.parametrize(
     "settings", [CASES[place] for place in DEFAULTS], ids=[IDS[place] for place in DEFAULTS]

@@ -26,7 +26,7 @@ from holdfast.core.types import UNDEFINED, Exchange, Uplink
 from holdfast.detectors.computations import Sound
 from tests.checks.aggregator_cases import EVERY_WAY, assessed_by, experiments
 from tests.checks.test_wrappers import ASKS, SHOWN_THE_SAME
-from tests.helpers import built_in
+from tests.helpers import built_in, some_now
 from tests.thread_ranks import ThreadRanks, on_ranks
 
 COUNTS = (1, 2, 3)
@@ -111,7 +111,7 @@ def assert_ranks_change_nothing(
                         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.parametrize("settings", EVERY_WAY)
+@pytest.mark.parametrize("settings", some_now(EVERY_WAY, every=3))
 def test_every_rule(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geometry, "BLOCK", 1000)  # blocks of columns that end anywhere
     rule: Aggregator = build("aggregator", {"f": 2, **settings})
@@ -124,11 +124,14 @@ INSIDE = ["mean", "median", "krum", "rfa", "centered-clip", "fltrust"]
 
 @pytest.mark.parametrize(
     ("wrapper", "inside"),
-    [
-        (w, r)
-        for w in built_in("wrapper")
-        for r in (INSIDE[:2] if w in SHOWN_THE_SAME else INSIDE[:3] if w in ASKS else INSIDE)
-    ],
+    some_now(
+        (
+            (w, r)
+            for w in built_in("wrapper")
+            for r in (INSIDE[:2] if w in SHOWN_THE_SAME else INSIDE[:3] if w in ASKS else INSIDE)
+        ),
+        every=4,
+    ),
 )
 def test_every_wrapper(wrapper: str, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geometry, "BLOCK", 1000)

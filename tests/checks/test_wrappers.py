@@ -29,15 +29,13 @@ ASKS = {"err", "lfr"}
 """They ask for tests of models, which no wrapper around them may ask for again, or tear into groups."""
 SHOWN_THE_SAME = {"crfl", "err", "weak-dp"}
 """They show a rule just what it sees without them, or what `lfr` or `clip` shows it: a few rules will do."""
-every_pair = pytest.mark.parametrize(
-    ("wrapper", "rule"),
-    [
-        (w, r)
-        for w in WRAPPERS
-        for r in (["mean", "median"] if w in SHOWN_THE_SAME else RULES)
-        if (w, r) not in REFUSED
-    ],
-)
+PAIRS = [
+    (w, r)
+    for w in WRAPPERS
+    for r in (["mean", "median"] if w in SHOWN_THE_SAME else RULES)
+    if (w, r) not in REFUSED
+]
+every_pair = pytest.mark.parametrize(("wrapper", "rule"), PAIRS)
 
 
 def wrapped(wrapper: str, rule: str, f: float = 1, **settings: Any) -> Aggregator:
