@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from pydantic import InstanceOf, field_validator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from holdfast.attacks.base import Knowledge
 from holdfast.attacks.moving_trigger import Answers, MovingTrigger
@@ -126,6 +127,18 @@ def shown(answers: Answers, x: Tensor, own: Tensors) -> Tensor:
 
 def patched(batch: Batch, values: Tensor) -> Tensor:
     return torch.where(batch.aux["places"] > 0.5, values.to(batch.x.dtype), batch.x)
+
+
+def answering(net: nn.Module, parameters: Tensors | None = None) -> Answers:
+    """The network, with other parameters if these are given, as a function that writes nothing: BatchNorm
+    counts its batches, which is not allowed where a gradient is taken within a gradient."""
+
+    def answers(x: Tensor) -> Tensor:
+        buffers = {name: value.clone() for name, value in net.named_buffers()}
+        out: Tensor = functional_call(net, {**buffers, **(parameters or {})}, (x,))
+        return out
+
+    return answers
 
 
 def first_ones(batch: Batch, ratio: float) -> Tensor:
