@@ -61,9 +61,9 @@ def baselines(tmp_path_factory: pytest.TempPathFactory) -> Baselines:
 @pytest.mark.parametrize(
     ("name", "network"),
     [
-        *((name, "mlp") for name in METHODS),
-        *((name, "cnn-bn") for name in OFTEN),
-        *(pytest.param(name, "cnn-bn", marks=pytest.mark.slow) for name in METHODS if name not in OFTEN),
+        pytest.param(name, network, marks=() if name in OFTEN else pytest.mark.slow)
+        for network in ("mlp", "cnn-bn")
+        for name in METHODS
     ],
 )
 def test_loop_equals_vmap(name: str, network: str, baselines: Baselines) -> None:
