@@ -34,6 +34,7 @@ from holdfast.core.errors import ConfigError, UnknownPart, in_print, suggest
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.sections import elsewhere, section_in
 
+_LONG = 250  # letters: a longer list of names does not help in an error
 KINDS = (
     "method",
     "aggregator",
@@ -201,7 +202,10 @@ def _load_built_in(home: str) -> None:
 def find(kind: str, name: str) -> type[Part]:
     known = parts(kind)
     if name not in known:
-        raise UnknownPart(f"unknown {kind} '{name}'{suggest(name, known)}")
+        said = suggest(name, known)
+        if len(said) > _LONG:
+            said = f"; `holdfast list {kind}` shows all {len(known)}"
+        raise UnknownPart(f"unknown {kind} '{name}'{said}")
     return known[name]
 
 

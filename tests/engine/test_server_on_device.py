@@ -39,7 +39,16 @@ from holdfast.storage.host_copy import HostCopy
 from holdfast.sweeps.session import resume, start
 from tests.attacks import searched_trigger  # noqa: F401  # registers its attacks
 from tests.checks.method_cases import hard
-from tests.helpers import NORMALISED, assert_same, built_in, everything, run_all, tiny
+from tests.helpers import (
+    NORMALISED,
+    assert_same,
+    built_in,
+    everything,
+    methods_in_turn,
+    run_all,
+    some_now,
+    tiny,
+)
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
 
 
@@ -101,7 +110,7 @@ CASES = {name: case(name) for name in built_in("method")} | {
 }
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", some_now(CASES, every=3))
 def test_every_method_gives_the_same_numbers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +121,7 @@ def test_every_method_gives_the_same_numbers(
     assert gpu.started and gpu.largest_read < MODEL, "a whole model came to the host"
 
 
-@pytest.mark.parametrize("name", built_in("method"))
+@pytest.mark.parametrize("name", methods_in_turn())
 def test_every_method_gives_several_experiments_the_numbers_of_each_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
