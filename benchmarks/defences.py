@@ -2,7 +2,7 @@
 
     python -m benchmarks.defences --scale small --out runs/map --docs   # two datasets, an hour on two cores;
                                                                         # writes docs/defences.md
-    python -m benchmarks.defences --scale full --out runs/map-full      # three datasets; for a GPU
+    python -m benchmarks.defences --scale full --out runs/map-full      # three datasets; for a GPU, not yet run
     python -m benchmarks.defences --scale try --out runs/map-try        # digits, two rounds; about a minute
     python -m benchmarks.defences --docs                                # the page again, from the record
 
