@@ -1,10 +1,10 @@
 """The map of defences: every rule, wrapper and detector against every attack, on real data, three seeds.
 
-    python -m benchmarks.defences --scale small --out runs/map --docs   # two datasets, an hour on two cores;
-                                                                        # writes docs/defences.md
-    python -m benchmarks.defences --scale full --out runs/map-full      # three datasets; for a GPU
-    python -m benchmarks.defences --scale try --out runs/map-try        # digits, two rounds; about a minute
-    python -m benchmarks.defences --docs                                # the page again, from the record
+    python -m benchmarks.defences --scale small --out runs/map --docs  # two datasets, an hour on two cores;
+                                                                       # writes docs/defences.md
+    python -m benchmarks.defences --scale full --out runs/map-full     # three datasets; for a GPU (not run)
+    python -m benchmarks.defences --scale try --out runs/map-try       # digits, two rounds; about a minute
+    python -m benchmarks.defences --docs                               # the page again, from the record
 
 The first two need the files of their datasets (docs/data.md). The same command with the same --out continues
 after an interruption, and measures only what is missing: after a new part was added, its cells alone.

@@ -116,8 +116,7 @@ def _settings(more: Settings | None) -> Callable[[str, str], Table]:
 def group_of(attack: type[Attack]) -> str:
     """backdoor: has a trigger. data: changes training data alone. Otherwise the attack changes what is sent,
     and the group says what it knows: its own training, other clients' updates, or the defence."""
-    hooks = ("planted", "moving", "trigger")
-    if any(getattr(attack, name, None) is not getattr(Attack, name, None) for name in hooks):
+    if attack.planted is not Attack.planted or attack.moving is not Attack.moving:
         return "backdoor"
     if not attack.kinds:
         return "data"

@@ -120,7 +120,7 @@ def joined(rows: Iterable[Mapping[str, Any]]) -> Found:
     notes = list(dict.fromkeys(str(row["note"]) for row in rows if row.get("note")))
     fallen = sum(row.get("fallback_rounds") or 0 for row in rows)
     if fallen:
-        notes.append(f"fell back to the median in {fallen} rounds")
+        notes.append(f"rounds in which it fell back to the median: {fallen}")
 
     def each(name: str) -> list[float]:
         return [
