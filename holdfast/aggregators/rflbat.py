@@ -40,8 +40,8 @@ class RFLBAT(Aggregator):
     Assumes nothing about how many attackers there are, but that honest clients differ: attackers whose
     updates differ more than theirs win. The reference numbers of the gap statistic are drawn once for a size
     of cohort. The weights returned are the incoming ones of the clients that are left, as shares. With fewer
-    than three clients there is nothing to cluster, and their mean is their median. Where all updates are too
-    long to be squared, the median is the fallback."""
+    than three clients there is nothing to cluster; then, and where all updates are too long to be squared,
+    the median is the fallback."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": (
@@ -54,12 +54,18 @@ class RFLBAT(Aggregator):
     }
     reads: ClassVar[Reads] = "gram"
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
+    condition: ClassVar[str] = "n >= 3"
     far: float = setting(10.0, "largest sum of distances in median sums, before clusters are made", ge=1)
     near: float = setting(4.0, "the same within the cluster that is believed", ge=1)
     most: int = setting(10, "most clusters", ge=1)
     references: int = setting(5, "sets of uniform numbers that the gap statistic compares with", ge=2)
 
+    def least(self, f: int) -> int:
+        return 3
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        if len(x) < 3:
+            return self.fall_back(x, state, ctx)
         kept = self.believed(distances(x).cpu(), cosines(x).cpu(), ctx.ids)
         if not bool(kept.any()):
             return self.fall_back(x, state, ctx)
@@ -69,6 +75,8 @@ class RFLBAT(Aggregator):
     def together(
         self, x: Tensor, w: Tensor, states: Sequence[State], contexts: Sequence[AggregationContext]
     ) -> list[Reduced]:
+        if x.shape[1] < 3:
+            return self.fall_back_together(x, states, contexts)
         tables = zip(distances(x).cpu(), cosines(x).cpu(), ids_of(contexts), strict=True)
         kept = [self.believed(*table) for table in tables]
         weights = torch.stack([_shares(own, some) for own, some in zip(w.cpu(), kept, strict=True)])

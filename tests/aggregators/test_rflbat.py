@@ -109,6 +109,14 @@ def test_updates_that_are_all_too_long_are_left_to_the_median() -> None:
     assert apply("rflbat", x, torch.full((3,), 1 / 3)).fallback
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_fewer_than_three_are_left_to_the_median(n: int) -> None:
+    """And not to the weighted mean, which one of them would win by claiming many samples."""
+    x = torch.tensor([[1.0, 2.0], [-100.0, 4.0]], dtype=torch.float64)[:n]
+    got = apply("rflbat", x, torch.tensor([0.1, 0.9], dtype=torch.float64)[:n])
+    assert got.fallback and torch.equal(got.value, x.mean(dim=0))
+
+
 @pytest.mark.slow
 def test_the_papers_claim_holds_for_boosted_updates_and_not_for_plain_ones(tmp_path: Path) -> None:
     """Wang et al., section 4: backdoors are kept out for any number of attackers. So it is for boosted
