@@ -299,6 +299,7 @@ def test_only_replies_of_the_sender_itself_are_forwarded(ward: tuple[Project, Ti
     assert not parse_json((project.server / "refusals.jsonl").read_text().splitlines()[-1])["strike"]
 
 
+@pytest.mark.slow
 def test_a_key_is_accepted_only_while_it_is_registered(tmp_path: Path) -> None:
     """Over a restart of the proxy, too."""
     project = init(tmp_path / "ward", 1, port=free_port())

@@ -165,7 +165,7 @@ def test_killed_twice_in_the_same_round(tmp_path: Path, monkeypatch: pytest.Monk
     assert bits(tmp_path / "cut") == bits(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("plan", ["loop", "vmap"])
+@pytest.mark.parametrize("plan", ["loop", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_killed_at_random_times_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
 ) -> None:

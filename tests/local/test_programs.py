@@ -448,6 +448,7 @@ def test_a_second_attempt_has_the_memory_of_the_first() -> None:
     assert programs.with_room(work) == "done"
 
 
+@pytest.mark.slow
 def test_a_step_that_was_traced_reads_the_samples_of_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     """Structures name samples by their id, which others may get once these are gone."""
     network, data = network_of(lambda: nn.Linear(3, 3)), deal(random_samples(20), [4, 5])

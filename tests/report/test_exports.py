@@ -80,7 +80,10 @@ def test_every_chart_of_a_page_is_a_figure(duel: Path) -> None:
     assert "fedcap-ipm-seed-0-every-client-over-the-rounds" in names and "seconds-of-every-setting" in names
 
 
-@pytest.mark.parametrize(("form", "begin"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("form", "begin"),
+    [("svg", b"<?xml"), ("png", b"\x89PNG"), pytest.param("pdf", b"%PDF", marks=pytest.mark.slow)],
+)
 def test_figures_are_written_in_every_format(single: Path, tmp_path: Path, form: str, begin: bytes) -> None:
     sections = all_sections(read_records(single))
     paths = write_figures(sections, tmp_path / "a", form)
@@ -151,6 +154,7 @@ def test_without_matplotlib_one_line_names_the_extra(
     assert not (tmp_path / "f").exists()
 
 
+@pytest.mark.slow
 def test_a_page_needs_no_matplotlib(single: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from holdfast.report.page import render;"

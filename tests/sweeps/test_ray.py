@@ -60,6 +60,7 @@ def same(out: Path, whole: Path) -> None:
         assert mine == theirs, folder.name
 
 
+@pytest.mark.slow
 def test_the_core_does_not_import_ray() -> None:
     code = (
         "import sys, holdfast, holdfast.api, holdfast.cli, holdfast.sweeps.launchers;"

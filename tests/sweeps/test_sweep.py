@@ -156,7 +156,7 @@ def check_resumed(
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.long])])
-@pytest.mark.parametrize("plan", ["loop", "vmap"])
+@pytest.mark.parametrize("plan", ["loop", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_a_sweep_killed_at_any_stage_resumes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, every: bool
 ) -> None:
