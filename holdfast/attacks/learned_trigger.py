@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import InstanceOf, field_validator
 from torch import Tensor
+from torch.func import functional_call
 
 from holdfast.attacks.base import Knowledge
 from holdfast.attacks.moving_trigger import Answers, MovingTrigger
@@ -188,3 +189,15 @@ def grey(samples: Samples, size: int, share: float, place: str) -> Stamp | None:
         return None
     size = min(size, max(1, int(share * min(samples.sample_shape[1:]))))
     return build("trigger", {"name": "patch", "size": size, "place": place, "colour": (0.5,)})
+
+
+def unmoved(net: Any, parameters: Tensors | None = None) -> Answers:
+    """The answers of a network, with other parameters where some are given, whose running statistics they
+    leave as they are: so gradients may be taken through them inside a step."""
+
+    def answers(x: Tensor) -> Tensor:
+        held = {name: value.clone() for name, value in net.named_buffers()}
+        out: Tensor = functional_call(net, {**held, **(parameters or {})}, (x,))
+        return out
+
+    return answers
