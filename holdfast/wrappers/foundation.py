@@ -67,7 +67,7 @@ class Foundation(Around):
         self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
     ) -> Reduced:
         rows, ids = self.rows(x, ctx.ids)
-        found = inner(x[rows], _shares(to_device(w, x.device)[rows]), state, replace(ctx, ids=ids))
+        found = inner(x[rows], _shares(to_device(w, x.device)[rows]), state, _told(ctx, ids, rows))
         return found._replace(weights=_of_clients(found.weights, rows, len(x)))
 
     def reduce_together(
@@ -79,7 +79,7 @@ class Foundation(Around):
         contexts: Sequence[AggregationContext],
     ) -> list[Reduced]:
         rows, ids = self.rows(x, ids_of(contexts))
-        inside = [replace(ctx, ids=own) for ctx, own in zip(contexts, ids, strict=True)]
+        inside = [_told(*of) for of in zip(contexts, ids, rows, strict=True)]
         every = torch.stack([own[its] for own, its in zip(x, rows, strict=True)])
         weights = _shares(to_device(w, x.device).gather(-1, rows))
         found = reduce_each(inner, every, weights, states, inside)
@@ -113,6 +113,11 @@ def scores(x: Tensor) -> Tensor:
 
     zero = torch.zeros(*x.shape[:-1], 2, dtype=torch.float64, device=x.device)
     return over_columns(zero, of).amin(dim=-1).sqrt_()
+
+
+def _told(ctx: AggregationContext, ids: Tensor, rows: Tensor) -> AggregationContext:
+    """What the rule may know about the clients and the copies; a copy has its client's buffers."""
+    return replace(ctx, ids=ids, probe=ctx.probe and ctx.probe.only(rows))
 
 
 def _shares(w: Tensor) -> Tensor:
