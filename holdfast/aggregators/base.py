@@ -168,6 +168,10 @@ class Aggregator(Part):
         none."""
         return ""
 
+    def trusts(self) -> int | None:
+        """The client, by its id, on whose update the others depend; None for no such client."""
+        return None
+
     def layers(self) -> tuple[Aggregator, list[Wrapper]]:
         """The innermost rule and the wrappers around it, from the inside out: as a config spells them."""
         return self, []

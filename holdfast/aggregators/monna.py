@@ -83,6 +83,9 @@ class MoNNA(Aggregator):
         weights = self.nearest(x, contexts)
         return separate(weighted(weights, x), weights, states)
 
+    def trusts(self) -> int | None:
+        return self.trusted
+
     def has_reference(self, ctx: AggregationContext) -> bool:
         if self.reference == "root":
             return ctx.root is not None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from holdfast.attacks.learned_trigger import Learning, Tensors, answering, bounds, in_part, to_target
+from holdfast.attacks.learned_trigger import Learning, Tensors, bounds, in_part, to_target, unmoved
 from holdfast.attacks.moving_trigger import Answers
 from holdfast.attacks.own_training import Ask, Crew, Leading, Own
 from holdfast.core.errors import ConfigError
@@ -142,12 +142,12 @@ def disguised(answers: Answers, x: Tensor, own: Tensors) -> Tensor:
 def convincing(net: Any, batch: Batch, *, target: int) -> Tensor:
     """The generator's loss: the models should call its samples the target."""
     own = {**batch.aux, **{name: getattr(net, name) for name in _GENERATOR}}
-    noise = disruption(answering(net.net), batch.x, batch.y)
+    noise = disruption(unmoved(net.net), batch.x, batch.y)
     return to_target(net, with_both(batch.x, noise, own), target)
 
 
 def on_disguised(net: Any, batch: Batch, *, target: int, ratio: float) -> Tensor:
     """Cross-entropy on a batch of which a share carries the trigger and the target's label."""
-    noise = disruption(answering(net), batch.x, batch.y)
+    noise = disruption(unmoved(net), batch.x, batch.y)
     x, y = in_part(batch, with_both(batch.x, noise, batch.aux), target, ratio)
     return F.cross_entropy(net(x), y, reduction="none")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from pydantic import InstanceOf, field_validator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from holdfast.attacks.base import Knowledge
@@ -129,18 +129,6 @@ def patched(batch: Batch, values: Tensor) -> Tensor:
     return torch.where(batch.aux["places"] > 0.5, values.to(batch.x.dtype), batch.x)
 
 
-def answering(net: nn.Module, parameters: Tensors | None = None) -> Answers:
-    """The network, with other parameters if these are given, as a function that writes nothing: BatchNorm
-    counts its batches, which is not allowed where a gradient is taken within a gradient."""
-
-    def answers(x: Tensor) -> Tensor:
-        buffers = {name: value.clone() for name, value in net.named_buffers()}
-        out: Tensor = functional_call(net, {**buffers, **(parameters or {})}, (x,))
-        return out
-
-    return answers
-
-
 def first_ones(batch: Batch, ratio: float) -> Tensor:
     """bool[B]: the first samples of a batch, a share of its real ones; batches are drawn at random."""
     count = (ratio * batch.mask.sum() + 0.5).floor()
@@ -201,3 +189,15 @@ def grey(samples: Samples, size: int, share: float, place: str) -> Stamp | None:
         return None
     size = min(size, max(1, int(share * min(samples.sample_shape[1:]))))
     return build("trigger", {"name": "patch", "size": size, "place": place, "colour": (0.5,)})
+
+
+def unmoved(net: Any, parameters: Tensors | None = None) -> Answers:
+    """The answers of a network, with other parameters where some are given, whose running statistics they
+    leave as they are: so gradients may be taken through them inside a step."""
+
+    def answers(x: Tensor) -> Tensor:
+        held = {name: value.clone() for name, value in net.named_buffers()}
+        out: Tensor = functional_call(net, {**held, **(parameters or {})}, (x,))
+        return out
+
+    return answers

@@ -14,11 +14,11 @@ from torch.func import grad
 from holdfast.attacks.learned_trigger import (
     LearningValues,
     Tensors,
-    answering,
     grey,
     on_values,
     patched,
     to_target,
+    unmoved,
 )
 from holdfast.attacks.own_training import Ask, Crew, Leading, Own
 from holdfast.attacks.triggers.base import Stamp
@@ -108,7 +108,7 @@ def apart(net: Any, batch: Batch, *, target: int) -> Tensor:
     count = batch.mask.sum().clamp(min=1)
 
     def loss(own: Tensors, x: Tensor, y: Tensor) -> Tensor:
-        each = F.cross_entropy(answering(net.net, own)(x), y, reduction="none")
+        each = F.cross_entropy(unmoved(net.net, own)(x), y, reduction="none")
         return (each * batch.mask).sum() / count
 
     gradient = grad(loss)

@@ -41,6 +41,8 @@ class MultiKrum(Nearest, Selecting):
     @field_validator("f")
     @classmethod
     def _sensible(cls, f: float) -> float | None:
+        if 0.5 <= f < 1:
+            raise ValueError("needs n >= 2f + 3, which no cohort meets with half of the clients; lower it")
         return whole_or_share(f)
 
     def choose(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Choice:

@@ -291,6 +291,7 @@ class Parts(Section):
             )
         known = config.data.known_clients
         if known is not None:
+            _check_trusted(aggregator, known)
             check_cohort(aggregator, cohort_size(config.train.participation, known - config.data.held_out))
         if "validation" in method.Client.needs and config.data.split.validation <= 0:
             raise ConfigError(
@@ -338,6 +339,12 @@ def check_cohort(aggregator: Aggregator, n: int) -> None:
             f"aggregator '{aggregator.name}' needs {aggregator.condition}, but a cohort has n = {n} clients"
             f" with f = {f}; lower aggregator.f, or raise data.clients or train.participation"
         )
+
+
+def _check_trusted(aggregator: Aggregator, clients: int) -> None:
+    trusted = aggregator.trusts()
+    if trusted is not None and trusted >= clients:
+        raise ConfigError(f"aggregator.trusted: the clients are 0 to {clients - 1}, got {trusted}")
 
 
 def _aggregator(chosen: Chosen) -> Aggregator:

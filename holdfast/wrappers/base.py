@@ -97,6 +97,9 @@ class Wrapped(Aggregator):
     def idle(self) -> bool:
         return self.inner.idle()
 
+    def trusts(self) -> int | None:
+        return self.inner.trusts()
+
     def init(self, layout: Layout) -> State:
         return self.inner.init(layout)
 

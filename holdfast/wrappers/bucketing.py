@@ -55,6 +55,12 @@ class Bucketing(Around):
                 f" buckets; leave 'bucketing' out or switch that memory off"
             )
 
+        if inner.trusts() is not None:
+            raise ConfigError(
+                f"aggregator.wrap: '{inner.name}' trusts one client, but it sees buckets of several; leave"
+                " 'bucketing' out, or trusted"
+            )
+
     def uses_priors(self, inner: Aggregator) -> bool:
         return True  # a bucket is a mean by sample counts, whatever the rule does with it
 

@@ -1,5 +1,5 @@
-"""FoundationFL (Fang et al., NDSS 2025): a known rule, on the updates and copies of the one that is farthest
-from all extremes."""
+"""FoundationFL (Fang et al., NDSS 2025): a rule that is well known, on the updates and copies of the one that
+is farthest from all extremes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PAPER = "Fang et al., Do We Really Need to Design New Byzantine-robust Aggregati
 class Foundation(Around):
     """The rule on the n updates and m copies of one of them: the update that is farthest from the extremes.
 
-    With g_max and g_min the largest and smallest value of each coordinate, an update g scores min(|g -
-    g_max|, |g - g_min|), and the one of the highest score is copied; of equal ones that of the lowest id.
+    With g_max and g_min the largest and smallest value of each coordinate, an update's score is min(|g_i -
+    g_max|, |g_i - g_min|), and the one of the highest score is copied; of equal ones that of the lowest id.
     The paper's rules inside are `trimmed-mean` and `median`; any other that keeps no memory of clients will
     do. A copy weighs what its client weighs, and the rule assumes the same f among n + m vectors; the n
-    clients alone have to meet its condition. How many copies are made is a setting, of which half of the
-    cohort is a default of ours. Assumes that malicious updates are extreme: one with far values of both
-    signs has the highest score of all, and then the copies are its. Costs a copy of the n + m updates."""
+    clients alone have to meet its condition. Assumes that malicious updates are extreme: one with far values
+    of both signs has the highest score of all, and then the copies are its. Costs a second copy of the
+    updates, by half as large with `copies = 0.5`."""
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what the rule sees": "the updates, and `copies` of the one farthest from the extremes",
@@ -67,8 +67,7 @@ class Foundation(Around):
         self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
     ) -> Reduced:
         rows, ids = self.rows(x, ctx.ids)
-        weights = _shares(to_device(w, x.device)[rows])
-        found = inner(x[rows], weights, state, of_copies(ctx, rows, ids))
+        found = inner(x[rows], _shares(to_device(w, x.device)[rows]), state, _told(ctx, ids, rows))
         return found._replace(weights=_of_clients(found.weights, rows, len(x)))
 
     def reduce_together(
@@ -80,7 +79,7 @@ class Foundation(Around):
         contexts: Sequence[AggregationContext],
     ) -> list[Reduced]:
         rows, ids = self.rows(x, ids_of(contexts))
-        inside = [of_copies(*each) for each in zip(contexts, rows, ids, strict=True)]
+        inside = [_told(*of) for of in zip(contexts, ids, rows, strict=True)]
         every = torch.stack([own[its] for own, its in zip(x, rows, strict=True)])
         weights = _shares(to_device(w, x.device).gather(-1, rows))
         found = reduce_each(inner, every, weights, states, inside)
@@ -101,11 +100,6 @@ class Foundation(Around):
         return rows, torch.cat([ids, numbers], dim=-1)
 
 
-def of_copies(ctx: AggregationContext, rows: Tensor, ids: Tensor) -> AggregationContext:
-    """The same for these rows of the updates, each with its own client's buffers."""
-    return replace(ctx, ids=ids, probe=None if ctx.probe is None else ctx.probe.only(rows))
-
-
 def scores(x: Tensor) -> Tensor:
     """[..., n] in float64: the distance of each row to the nearer one of the two extremes."""
 
@@ -119,6 +113,11 @@ def scores(x: Tensor) -> Tensor:
 
     zero = torch.zeros(*x.shape[:-1], 2, dtype=torch.float64, device=x.device)
     return over_columns(zero, of).amin(dim=-1).sqrt_()
+
+
+def _told(ctx: AggregationContext, ids: Tensor, rows: Tensor) -> AggregationContext:
+    """What the rule may know about the clients and the copies; a copy has its client's buffers."""
+    return replace(ctx, ids=ids, probe=ctx.probe and ctx.probe.only(rows))
 
 
 def _shares(w: Tensor) -> Tensor:

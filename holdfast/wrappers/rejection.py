@@ -98,7 +98,8 @@ def of_some(
     mine = w[to_device(kept, w.device)]
     shares = mine / mine.sum() if bool(mine.sum() > 0) else torch.full_like(mine, 1 / len(mine))
     told = bearable(inner, len(some), ctx.assumed)
-    found = inner(some, shares, state, replace(ctx, ids=ctx.ids[kept], assumed=told))
+    probe = ctx.probe and ctx.probe.only(kept.nonzero().flatten())
+    found = inner(some, shares, state, replace(ctx, ids=ctx.ids[kept], assumed=told, probe=probe))
     weights = found.weights.new_zeros(len(kept))
     weights[to_device(kept, weights.device)] = found.weights
     return found._replace(weights=weights)

@@ -54,6 +54,16 @@ def test_what_a_reference_needs() -> None:
             build("aggregator", {"name": "monna", "f": 1, **settings})
 
 
+def test_a_trusted_client_has_to_be_there() -> None:
+    """It has to be one of the run's, and not a bucket of several."""
+    rule = {"name": "monna", "f": 1, "reference": "client"}
+    with pytest.raises(ConfigError, match="aggregator.trusted: the clients are 0 to 4, got 5"):
+        tiny(aggregator={**rule, "trusted": 5, "wrap": ["nnm"]}).parts()
+    assert tiny(aggregator={**rule, "trusted": 4, "wrap": ["nnm"]}).parts()
+    with pytest.raises(ConfigError, match="'monna' trusts one client, but it sees buckets of several"):
+        tiny(aggregator={**rule, "trusted": 4, "f": 0.1, "wrap": ["bucketing"]}).parts()
+
+
 def test_a_trusted_reference_bears_attackers_that_move_the_median() -> None:
     """The claim of the paper is f < n / 2 with a vector of one's own: 7 of 15 attackers, who stand together
     near the honest updates, draw the median to themselves and then are averaged; they do not draw an honest

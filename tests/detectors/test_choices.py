@@ -43,6 +43,8 @@ def test_too_few_clients_for_multi_krum() -> None:
     assert said.rejected == {} and said.scores["crowding"].isnan().all()
     with pytest.raises(ConfigError, match="detector.f: a number of clients is whole"):
         build("detector", {"name": "multi-krum", "f": 1.5})
+    with pytest.raises(ConfigError, match="detector.f: needs n >= 2f \\+ 3, which no cohort meets"):
+        build("detector", {"name": "multi-krum", "f": 0.5})
 
 
 def test_flame_rejects_those_outside_the_majority() -> None:
