@@ -41,7 +41,9 @@ class RFLBAT(Aggregator):
     updates differ more than theirs win. The reference numbers of the gap statistic are drawn once for a size
     of cohort. The weights returned are the incoming ones of the clients that are left, as shares. With fewer
     than three clients there is nothing to cluster; then, and where all updates are too long to be squared,
-    the median is the fallback."""
+    the median is the fallback. Among fewer than six clients a single one is never far enough to be left out,
+    because its sum of distances is at most four times the others': there the rule can be the weighted mean.
+    """
 
     in_docs: ClassVar[Mapping[str, str]] = {
         "what it does": (

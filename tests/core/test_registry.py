@@ -44,15 +44,22 @@ def test_parts_are_sorted() -> None:
 
 
 def test_a_far_name_is_not_suggested_and_what_exists_is_listed() -> None:
-    with pytest.raises(ConfigError, match="unknown method 'scaffold'; known: apfl, c-pfl, "):
-        find("method", "scaffold")
+    with pytest.raises(ConfigError, match="unknown server 'scaffold'; known: fedadagrad, fedadam, "):
+        find("server", "scaffold")
+
+
+def test_of_many_parts_the_command_that_lists_them_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"unknown attack 'scaffold'; `holdfast list attack` shows all \d\d$"
+    ):
+        find("attack", "scaffold")
 
 
 def test_the_nearest_name_is_suggested() -> None:
     with pytest.raises(ConfigError, match="unknown method 'dito'; did you mean 'ditto'"):
         find("method", "dito")
-    with pytest.raises(ConfigError, match="unknown method 'zzzz'; known: .*ditto, .*fedavg"):
-        find("method", "zzzz")
+    with pytest.raises(ConfigError, match="unknown server 'zzzz'; known: .*fedadam, .*fedyogi"):
+        find("server", "zzzz")
     with pytest.raises(ConfigError, match="unknown kind of part 'metod'; did you mean 'method'"):
         parts("metod")
 
