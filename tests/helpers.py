@@ -217,11 +217,11 @@ def train(
 OFTEN = ("fedavg", "ditto", "fedcap", "fedas", "c-pfl", "fedcom")
 
 
-def methods_in_turn() -> list[Any]:
+def methods_in_turn(often: Sequence[str] = OFTEN) -> list[Any]:
     """All methods, for checks that take seconds each: the five systems and what they build on in every run of
-    the tests, the others with the slow ones."""
+    the tests, or fewer where a check takes long, the others with the slow ones."""
     return [
-        name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in built_in("method")
+        name if name in often else pytest.param(name, marks=pytest.mark.slow) for name in built_in("method")
     ]
 
 

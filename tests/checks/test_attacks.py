@@ -95,7 +95,7 @@ def measured(run: Run) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("method", methods_in_turn())
+@pytest.mark.parametrize("method", methods_in_turn(often=("fedavg", "fedcap")))
 def test_every_attack_on_every_method(
     method: str, simulate_all: Callable[..., list[Run]], watched: dict[str, list[int]]
 ) -> None:

@@ -62,7 +62,7 @@ def check(tables: list[dict[str, Any]], simulate: One, simulate_all: All) -> lis
     return together
 
 
-@pytest.mark.parametrize("name", methods_in_turn())
+@pytest.mark.parametrize("name", methods_in_turn(often=("fedavg", "ditto", "fedcap")))
 def test_a_sweep_over_each_setting_gives_each_cell_its_own_run(
     name: str, simulate: One, simulate_all: All
 ) -> None:

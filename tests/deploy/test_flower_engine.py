@@ -50,7 +50,7 @@ from tests.deploy.worlds import (
     simulate,
     write_config,
 )  # noqa: E402
-from tests.helpers import methods_in_turn  # noqa: E402
+from tests.helpers import methods_in_turn, some_now  # noqa: E402
 
 METHODS = [
     name
@@ -257,7 +257,7 @@ class Kill(BaseException):
     """As SIGKILL: nothing handles it."""
 
 
-@pytest.mark.parametrize("last", [4, 6, 9, 10, 13])
+@pytest.mark.parametrize("last", some_now([4, 6, 9, 10, 13], every=3))
 def test_a_server_that_was_killed_goes_on_with_the_same_bits(last: int, tmp_path: Path) -> None:
     """After so many messages: 3 that ask who is there, then 3 that train and 3 that evaluate, in each of two
     rounds. Ditto, because a private model that was trained twice in a replayed round would show."""

@@ -106,7 +106,7 @@ def same_bits(a: Run, b: Run) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("method", methods_in_turn())
+@pytest.mark.parametrize("method", methods_in_turn(often=("fedavg", "c-pfl")))
 def test_on_plan_loop_workers_change_no_bit(method: str, simulate: Callable[..., Run]) -> None:
     data = {"split": {"train": 0.6, "validation": 0.2, "test": 0.2}}
     train = {"dtype": "float32", "participation": 0.8, "dropout": 0.1}

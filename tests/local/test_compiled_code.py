@@ -203,6 +203,7 @@ print(waited, inductor["fxgraph_cache_miss"], inductor["fxgraph_cache_hit"])
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_code_is_found_by_other_processes_and_made_again_where_it_is_stale_damaged_or_gone(
     tmp_path: Path,
 ) -> None:
