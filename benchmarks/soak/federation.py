@@ -57,6 +57,8 @@ STANDING = {
     "forks": 1,
 }
 """Who is there when a federation is whole."""
+_ROUNDS = 6
+"""Rounds for each disturbance: while one process is missing, the others may go on."""
 RECOVERY = 420.0
 """Seconds that it may take to be whole again with a round committed: several of Flower's minutes."""
 EXPERIMENT = """
@@ -99,7 +101,7 @@ def soak(course: Course, outcome: Outcome, kills: int, others: int = 2, roles: S
         outcome.part,
         chance,
     )
-    rounds = len(plan) + QUIET
+    rounds = _ROUNDS * len(plan) + QUIET
     relay = Relay(free_port())
     try:
         project = _found(course, disk.path / "ward", rounds, relay)
